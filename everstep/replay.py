@@ -6,6 +6,7 @@ rank's decides which of the two is wrong. The master then steps back to the newe
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -83,7 +84,7 @@ class Replay:
         buffers = [buffer.clone() for buffer in self._module.buffers()]
         self._drop_gradients()
         try:
-            with torch.random.fork_rng([context.device] if context.device.type != "cpu" else []):
+            with _same_random_state_after(context.device):
                 self._compute(self._module, self._batches.of_rank((context.rank + distance) % context.world_size))
             return self._combine(self._digests())
         finally:
@@ -120,6 +121,12 @@ class Replay:
         work = dist.all_reduce(buffer, group=group, async_op=True)
         assert work is not None, "every rank of the group is here"
         return work.get_future().then(lambda done: done.value()[0])
+
+
+def _same_random_state_after(device: torch.device) -> AbstractContextManager[None]:
+    if device.type == "cpu":
+        return torch.random.fork_rng([])
+    return torch.random.fork_rng([device], device_type=device.type)
 
 
 def differing_ranks(results: Sequence[Sequence[int]]) -> list[int]:

@@ -1,6 +1,8 @@
 """A model in torch's DistributedDataParallel, with dropout and running means, whose gradients are computed again."""
 
 import argparse
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -28,12 +30,14 @@ def build(vocabulary: int) -> torch.nn.Module:
     return torch.nn.Sequential(*layers)
 
 
-def add_gradients(module: torch.nn.Module, batch: everstep.Batch) -> torch.Tensor:
-    """In two parts. Returns the mean loss of the second."""
-    loss = torch.zeros(())
-    for inputs, targets in zip(batch.inputs.chunk(2), batch.targets.chunk(2), strict=True):
-        loss = cross_entropy(module(inputs), targets.flatten())
-        (loss * batch.weight * len(inputs) / len(batch.inputs)).backward()
+def add_gradients(module: Any, batch: everstep.Batch) -> torch.Tensor:
+    """In two parts, of which the replica reduces the second one's sum. Returns the mean loss of that part."""
+    loss, parts = torch.zeros(()), list(zip(batch.inputs.chunk(2), batch.targets.chunk(2), strict=True))
+    for number, (inputs, targets) in enumerate(parts, start=1):
+        waits = number < len(parts) and isinstance(module, DistributedDataParallel)
+        with module.no_sync() if waits else nullcontext():
+            loss = cross_entropy(module(inputs), targets.flatten())
+            (loss * batch.weight * len(inputs) / len(batch.inputs)).backward()
     return loss
 
 
