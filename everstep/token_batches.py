@@ -101,7 +101,10 @@ class Batches:
         self._session.beacon("end")
 
     def of_rank(self, rank: int) -> Batch:
-        """Inside the loop: that rank's share of the current batch. Seeds torch as that rank does."""
+        """Inside the loop: that rank's share of the current batch. Seeds torch as that rank does.
+
+        Raises ValueError for a rank outside of the world.
+        """
         return self._batch(self.consumed - self._order.global_batch, rank)
 
     def _batch(self, start: int, rank: int) -> Batch:

@@ -42,6 +42,7 @@ SCRIPT = (
     Public("shards", "everstep/data_shards.py"),
     Public("Shard", "everstep/data_shards.py"),
     Public("Checkpointer", "everstep/checkpoints.py", WORKER, hidden=("restore", "beacon")),
+    Public("Replay", "everstep/replay.py"),
     Public("report", "everstep/training.py"),
     Public("track", "everstep/training.py"),
     Public("phase", "everstep/training.py"),
