@@ -110,7 +110,7 @@ def drill(
 
 def _experiment(name: str, case: Case, every: int) -> Experiment:
     lost_limit = 2 * every if math.isinf(case.lost) else int(case.lost)
-    seconds = 1e6 if math.isinf(case.seconds) else case.seconds
+    seconds = 0.0 if math.isinf(case.seconds) else case.seconds
     return Experiment(name, seconds, lost_limit, case.same, _reference(case))
 
 

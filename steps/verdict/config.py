@@ -13,7 +13,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     """Its train step is the task train-NAME, its fault the task chaos-NAME; an Argo task's name has no spaces."""
     seconds: float
-    """How long no new iteration may be done after the fault."""
+    """How long no new iteration may be done after the fault; 0: no limit."""
     lost: int
     """Iterations that may be computed again."""
     same: bool = True
