@@ -14,13 +14,12 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import survivors
+from benchmarks import many_rounds, survivors
 from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
 from benchmarks.peers import survivor_peers
 from benchmarks.recovery import format_kills, make_dataset, torchrun_kills
 from everstep.runtime.agent.ports import free_port
 from tests.harness import ROOT
-from tests.training import many_rounds
 
 SURVIVAL, AGENT, TRAINING = "tests/survival/", "tests/agent/test_survivors.py", "tests/training/"
 KILLS, GROWTH = "kill -9 of a rank -> next iteration", "growth from 2 ranks to 3"
@@ -71,7 +70,7 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
 
 
 def many_rounds_line() -> Line:
-    """What the test of many rounds asserts, after more of them."""
+    """What a process holds after many rounds."""
     places = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port(random.Random()))}
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as folder:
         lines = Path(folder, "lines")

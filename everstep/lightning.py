@@ -77,7 +77,10 @@ class EverstepCallback(pl.Callback):
         trainer.strategy.checkpoint_io = _Newest(trainer.strategy.checkpoint_io, self)
 
     def read_checkpoint(self) -> dict[str, Any]:
-        """What Lightning loads: its own checkpoint, with the counters of batches set to what the sampler still has."""
+        """What Lightning loads: its own checkpoint, with the counters of batches set to what the sampler still has.
+
+        Raises KeyError: no checkpoint of a Trainer was restored.
+        """
         checkpoint = self._saved["lightning"]
         if self._sampler is not None:
             self._sampler.load_state_dict(self._saved["sampler"])

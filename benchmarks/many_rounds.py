@@ -1,6 +1,6 @@
 """A survivor of many rounds, whose agent ends each while the ranks are in a collective: what it holds after each.
 
-    RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m tests.training.many_rounds 500 lines
+    RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python -m benchmarks.many_rounds 500 lines
 
 Rank 0 writes a line of JSON a round. A round that lasts longer than `TIMEOUT_S` ends its process, with every thread's
 stack on stderr.
