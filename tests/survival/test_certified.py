@@ -83,7 +83,7 @@ def test_a_gradient_that_is_wrong_before_it_is_reduced_is_found_by_another_rank(
 
 
 @pytest.mark.long
-def test_another_rank_gets_the_gradients_of_a_replica_with_dropout_and_running_means(certified: TrainStep) -> None:
+def test_another_rank_gets_the_gradients_of_a_replica_with_dropout(certified: TrainStep) -> None:
     script = Path(__file__).with_name("replicated_script.py")
     certified.flags = {**certified.flags, "certify-replay": "true", "script": str(script)}
     certified.flags["script-args"] = f"--flip {DUE},1"
