@@ -23,7 +23,7 @@ def arguments() -> argparse.Namespace:
 
 
 def build(vocabulary: int) -> torch.nn.Module:
-    """Dropout draws random numbers. Running means would differ between replicas, so such a state cannot be certified."""
+    """Dropout draws random numbers. Running means would differ between replicas: such a state cannot be certified."""
     layers: list[torch.nn.Module] = [torch.nn.Embedding(vocabulary, 16), torch.nn.Dropout(0.1), torch.nn.Flatten(0, 1)]
     layers += [torch.nn.LayerNorm(16), torch.nn.Linear(16, vocabulary)]
     return torch.nn.Sequential(*layers)

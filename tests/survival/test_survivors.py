@@ -100,6 +100,17 @@ def test_a_killed_worker_is_followed_by_a_warm_spare_and_changes_no_weight(train
     assert training.leftovers() == []
 
 
+def formed_rounds(training: TrainStep) -> list[list[str]]:
+    """The nodes of each round so far, in rank order."""
+    records = [record for record in training.records() if record["kind"] == "RoundFormed"]
+    return [[member["node"] for member in record["round"]["members"]["worker"]] for record in records]
+
+
+def agent_of(training: TrainStep, node: str) -> psutil.Process:
+    """The node's agent."""
+    return next(agent for agent in training.agents() if node in agent.cmdline())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("training", ["spares"], indirect=True)
 def test_a_lost_node_is_followed_by_a_warm_spare_node_and_changes_no_weight(
@@ -108,22 +119,21 @@ def test_a_lost_node_is_followed_by_a_warm_spare_node_and_changes_no_weight(
     flags = training.flags = {**training.flags, "iterations": "400", "min-nodes": "2"}
     training.flags = {**flags, "spare-nodes": "1"}
     calm = TrainStep(tmp_path / "calm", tmp_path / "calm-store", flags={**flags, "spares": "0"})
-    spare_log = training.folder / "logs" / "worker-2-0.log"
     try:
         training.start()
         wait_until(lambda: log_lines(training, "a spare is warm") >= 3 or training.over(), "warm spares of all nodes")
+        wait_until(lambda: formed_rounds(training) or training.over(), "a round")
+        first, second = formed_rounds(training)[0]  # The two nodes that came first: the third waits as a spare.
+        spare = ({"worker-0-0", "worker-1-0", "worker-2-0"} - {first, second}).pop()
+        spare_log = training.folder / "logs" / f"{spare}.log"
         assert "a spare is warm" in spare_log.read_text(), training.last_words()
-        kill(training.agents()[1])
+        kill(agent_of(training, second))
         assert training.finish() == 0, training.last_words()
         calm.start()
         assert calm.finish() == 0, calm.last_words()
     finally:
         calm.kill_all()
-    formed = [record["round"]["members"]["worker"] for record in training.records() if record["kind"] == "RoundFormed"]
-    assert [[member["node"] for member in members] for members in formed[:2]] == [
-        ["worker-0-0", "worker-1-0"],
-        ["worker-0-0", "worker-2-0"],
-    ]
+    assert [{*nodes} for nodes in formed_rounds(training)[:2]] == [{first, second}, {first, spare}]
     assert "local ranks [0] come from warm spares" in spare_log.read_text(), training.last_words()
     assert tensors(training.checkpoint()) == tensors(calm.checkpoint())
     assert training.leftovers() == []
