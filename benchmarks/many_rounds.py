@@ -71,7 +71,7 @@ def train(job: everstep.Context, link: Link) -> None:
         optimizer.zero_grad()
 
 
-def held() -> Mapping[str, int]:
+def count_resources() -> Mapping[str, int]:
     """By this process."""
     process = psutil.Process()
     return {
@@ -103,7 +103,7 @@ def main(rounds: int, lines: Path) -> None:
             own.take_seat()
             faulthandler.cancel_dump_traceback_later()
             if os.environ["RANK"] == "0":
-                file.write(json.dumps(held()) + "\n")
+                file.write(json.dumps(count_resources()) + "\n")
                 file.flush()
     assert not dist.is_initialized()
 

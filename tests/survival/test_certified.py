@@ -70,13 +70,7 @@ def test_a_gradient_that_is_wrong_before_it_is_reduced_is_found_by_another_rank(
     certified.flags = {**certified.flags, "nodes": nodes, "certify-replay": "true"}
     calm = TrainStep(tmp_path / "calm", tmp_path / "calm-store", flags=certified.flags)
     certified.flags = {**certified.flags, "script-args": f"--flip {DUE},1,own-gradient"}
-    try:
-        calm.start()
-        assert calm.finish() == 0, calm.last_words()
-        certified.start()
-        assert certified.finish() == 0, certified.last_words()
-    finally:
-        calm.kill_all()
+    train_both(calm, certified)
     assert not [record for record in calm.records() if record["kind"] == "StateRejected"]
     check_replay(certified, ["worker-1-0"] if nodes == "3" else [])
     assert tensors(certified.checkpoint()) == tensors(calm.checkpoint())
@@ -90,6 +84,16 @@ def test_another_rank_gets_the_gradients_of_a_replica_with_dropout(certified: Tr
     certified.start()
     assert certified.finish() == 0, certified.last_words()
     check_replay(certified, ["worker-1-0"])
+
+
+def train_both(calm: TrainStep, certified: TrainStep) -> None:
+    """One after the other, to their ends."""
+    try:
+        for step in (calm, certified):
+            step.start()
+            assert step.finish() == 0, step.last_words()
+    finally:
+        calm.kill_all()
 
 
 def check_replay(step: TrainStep, named: list[str]) -> None:
@@ -114,13 +118,7 @@ def test_a_batch_whose_loss_is_unsound_again_is_skipped_and_the_rest_is_trained_
     omitting = {**certified.flags, "script-args": f"--omit {bad}"}
     calm = TrainStep(tmp_path / "calm", tmp_path / "calm-store", flags=omitting)
     certified.flags |= {"script-args": f"--bad {bad},{factor}", "loss-spike": "3", "skip-batches": "1"}
-    try:
-        calm.start()
-        assert calm.finish() == 0, calm.last_words()
-        certified.start()
-        assert certified.finish() == 0, certified.last_words()
-    finally:
-        calm.kill_all()
+    train_both(calm, certified)
     records = certified.records()
     assert [record["iteration"] for record in records if record["kind"] == "StateRejected"] == [bad, bad]
     assert [record["iteration"] for record in records if record["kind"] == "BatchSkipped"] == [bad]
