@@ -1,4 +1,4 @@
-"""Agents that only talk: thousands in one process, one connection each, over the master's real HTTP.
+"""Agents that only dialogue: thousands in one process, one connection each, over the master's real HTTP.
 
 An agent joins until it has a seat, then sends heartbeats; told to rejoin, it joins again. If its connection is lost it
 looks for the next master in the journal, as often as a real one would. A real agent talks on two connections (its
@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from everstep.runtime.agent.client import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOKS_PER_S
-from everstep.runtime.agent.talk import MasterDialogue
+from everstep.runtime.agent.master_dialogue import MasterDialogue
 from everstep.runtime.master import find_master
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Action, Directive, Join
@@ -83,7 +83,7 @@ class Beats:
 class _Agent(asyncio.Protocol):
     def __init__(self, name: str, crowd: "_Crowd") -> None:
         self.name = name
-        self._talk = MasterDialogue(name, int(time.time() * 1000))
+        self._dialogue = MasterDialogue(name, int(time.time() * 1000))
         self._length = 0
         self._crowd = crowd
         self._buffer = bytearray()
@@ -93,7 +93,7 @@ class _Agent(asyncio.Protocol):
         assert isinstance(transport, asyncio.WriteTransport)
         self._transport, self._status = transport, 0
         self._buffer.clear()
-        if self._talk.waits or not self._talk.round:
+        if self._dialogue.waits or not self._dialogue.round:
             self._join()
         else:
             self._beat()
@@ -122,7 +122,7 @@ class _Agent(asyncio.Protocol):
         self._status = 0
         if status not in (200, 204):
             raise RuntimeError(f"{self.name}: {status} {body.decode(errors='replace')}")
-        if self._talk.waits:
+        if self._dialogue.waits:
             self._take_seat(body if status == 200 else b"")
         else:
             self._follow(_directive(body))
@@ -131,24 +131,24 @@ class _Agent(asyncio.Protocol):
         if not body:
             return self._join()
         seat = _seat(body)
-        self._talk.take_seat(seat)
+        self._dialogue.take_seat(seat)
         self._crowd.on_answer(self.name, seat.epoch)
-        self._crowd.on_seat(self._talk.round)
+        self._crowd.on_seat(self._dialogue.round)
         return self._beat()
 
     def _follow(self, directive: Directive) -> None:
         self._crowd.beats += 1
         self._crowd.on_answer(self.name, directive.epoch)
-        if self._talk.accept(directive) is Action.REJOIN and self._talk.is_over(directive.round):
+        if self._dialogue.accept(directive) is Action.REJOIN and self._dialogue.is_over(directive.round):
             return self._join()
         return self._beat()
 
     def _join(self) -> None:
-        self._crowd.on_join(self._talk.round)
-        self._post("join", self._talk.next_join(Join(self.name, "worker", "h", 1, "127.0.0.1:7", 29500)))
+        self._crowd.on_join(self._dialogue.round)
+        self._post("join", self._dialogue.next_join(Join(self.name, "worker", "h", 1, "127.0.0.1:7", 29500)))
 
     def _beat(self) -> None:
-        self._post("heartbeat", self._talk.next_heartbeat(iteration=1, phase="forward"))
+        self._post("heartbeat", self._dialogue.next_heartbeat(iteration=1, phase="forward"))
 
     def _post(self, verb: str, message: msgspec.Struct) -> None:
         body = _encode(message)

@@ -8,7 +8,7 @@ from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.client import MasterClient
 from everstep.runtime.agent.dependencies import Dependencies
 from everstep.runtime.agent.evidence import EvidenceReports
-from everstep.runtime.agent.talk import unrestored_message
+from everstep.runtime.agent.master_dialogue import unrestored_message
 from everstep.runtime.protocol.holdings import Holding, Refusal
 from everstep.runtime.protocol.messages import Persisted
 from everstep.runtime.protocol.rounds import Seat

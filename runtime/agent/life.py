@@ -23,6 +23,7 @@ from everstep.runtime.agent.device_watch import watch_devices
 from everstep.runtime.agent.directives import local_workers, run_self_test, write_stacks
 from everstep.runtime.agent.keeper_reports import KeeperReports
 from everstep.runtime.agent.last_state import LastState
+from everstep.runtime.agent.master_dialogue import MasterDialogue, fault_message
 from everstep.runtime.agent.neighbours import NeighbourWatch, Questions
 from everstep.runtime.agent.oom import OomCounter, own_counter_path
 from everstep.runtime.agent.pace_watch import PaceWatch
@@ -31,7 +32,6 @@ from everstep.runtime.agent.progress_monitor import ProgressMonitor
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.shutdown import Shutdown
 from everstep.runtime.agent.spare_keeper import SpareKeeper
-from everstep.runtime.agent.talk import MasterDialogue, fault_message
 from everstep.runtime.agent.telemetry_sender import TelemetrySender
 from everstep.runtime.agent.worker_server import LinkHandlers, LinkServer
 from everstep.runtime.agent.worker_specs import board_path, worker_specs
@@ -80,7 +80,7 @@ class AgentLifecycle:
         self._client, self._shutdown, self._resources, self._status = client, shutdown, resources, status
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[WorkerEnd | _RoundOver] = asyncio.Queue()
-        self._talk = MasterDialogue(settings.node, int(time.time() * 1000))
+        self._dialogue = MasterDialogue(settings.node, int(time.time() * 1000))
         self._is_known = False
         self._seated_at = 0.0
         self._iterations: dict[int, int] = {}
@@ -111,14 +111,16 @@ class AgentLifecycle:
             self._link.wait_for_stages, dependencies.say,
         )  # fmt: skip
         self._neighbours = NeighbourWatch(
-            questions, self._progress.observe, lambda: self._talk.waits, self._report_silent
+            questions, self._progress.observe, lambda: self._dialogue.waits, self._report_silent
         )
         self._paces = PaceWatch(self._boards, time.monotonic)
         self._spare_keeper = SpareKeeper(
             settings, resources.folder, self._workers, lambda: client.training(settings.role),
             lambda: self._link.seat, self._has_trained,
         )  # fmt: skip
-        self._sender = TelemetrySender(client, self._talk, dependencies.say, self._carry_out, self._progress.observe)
+        self._sender = TelemetrySender(
+            client, self._dialogue, dependencies.say, self._carry_out, self._progress.observe
+        )
 
     async def open(self) -> None:
         """Listen for workers."""
@@ -175,7 +177,7 @@ class AgentLifecycle:
         if ending.by_master:
             await self._last_state.stage()
         await self._workers.end(self._settings.grace_s, self._shutdown.signal)
-        if ending.by_master and self._talk.round:
+        if ending.by_master and self._dialogue.round:
             await self._last_state.store_in_time()
         try:
             async with asyncio.timeout(_LAST_TELEMETRY_S):
@@ -190,7 +192,7 @@ class AgentLifecycle:
                 self._dependencies.note(line)
             if may_join is not None:
                 await may_join.wait()
-            if self._settings.spares and not self._talk.round:
+            if self._settings.spares and not self._dialogue.round:
                 await self._spare_keeper.warm_up()
             burial = asyncio.create_task(self._clear_last_round())
             since = self._loop.time()
@@ -212,7 +214,7 @@ class AgentLifecycle:
         """Wait until the last round's workers are dead or have left it, then free the slots they were writing."""
         for line in await self._workers.wait_until_free():
             self._say(line)
-        if self._talk.round:
+        if self._dialogue.round:
             for local_rank in range(self._settings.slots):
                 self.keeper.worker_died(local_rank)
 
@@ -234,7 +236,7 @@ class AgentLifecycle:
                 index=settings.index,
                 checked=self._status.checked_s,
             )
-            join, sent_at = self._talk.next_join(draft), self._loop.time()
+            join, sent_at = self._dialogue.next_join(draft), self._loop.time()
             self._dependencies.note(
                 f"joins, after round {join.after_round}, with {len(join.holdings)} shards in memory"
             )
@@ -254,7 +256,7 @@ class AgentLifecycle:
     async def _run_round(self, seat: Seat) -> WorkerEnd | None:
         """Start the workers and wait for the round's end. Returns the first worker that failed; None if the round was
         broken and none had failed."""
-        self._talk.take_seat(seat)
+        self._dialogue.take_seat(seat)
         self._neighbours.take_seat(seat)
         self._status.seat, self._seated_at, self._iterations = seat, time.monotonic(), {}
         self._client.crowd = seat.group_world_size
@@ -280,7 +282,7 @@ class AgentLifecycle:
         while True:
             event = await self._events.get()
             if isinstance(event, _RoundOver):
-                if self._talk.is_over(event.round):
+                if self._dialogue.is_over(event.round):
                     self._say(f"round {seat.round} is over: {event.reason}")
                     await self._workers.wait_for_exits()
                     return self._first_failure_in(seat.round)
@@ -304,7 +306,7 @@ class AgentLifecycle:
         self._dependencies.note(f"round {seat.round}: all workers finished")
         await self._last_state.store()
         await self._sender.flush()
-        await self._client.report_finished(self._talk.finished_message(seat.round))
+        await self._client.report_finished(self._dialogue.finished_message(seat.round))
 
     async def _report_fault(self, seat: Seat, end: WorkerEnd) -> None:
         iteration = max(self._progress.iteration(end.local_rank), self._iterations.get(end.local_rank, 0))
@@ -337,8 +339,8 @@ class AgentLifecycle:
 
     def _next_heartbeat(self) -> Heartbeat:
         signals = {**self._progress.observe()._asdict(), **self._neighbours.as_fields(), "paces": self._paces.take()}
-        survives = self._workers.survives(self._talk.round)
-        return self._talk.next_heartbeat(survives=survives, **signals)
+        survives = self._workers.survives(self._dialogue.round)
+        return self._dialogue.next_heartbeat(survives=survives, **signals)
 
     def _boards(self) -> dict[int, Board]:
         """The boards of this round's workers that run."""
@@ -356,7 +358,7 @@ class AgentLifecycle:
 
     def _carry_out(self, directive: Directive | None) -> None:
         self._sender.acknowledge(directive)
-        action = self._talk.accept(directive)
+        action = self._dialogue.accept(directive)
         if directive is None:
             return
         match action:
@@ -379,14 +381,14 @@ class AgentLifecycle:
         """Write the stacks of all ranks of this node while they hang."""
         seat, settings, folder = self._status.seat, self._settings, self._resources.folder
         workers = local_workers(self._workers, seat, settings.node, settings.job, folder) if seat else []
-        name = f"stacks-{self._talk.round:06d}-{directive.number}.txt"
+        name = f"stacks-{self._dialogue.round:06d}-{directive.number}.txt"
         standings = await write_stacks(workers, directive.reason, name, self._dependencies)
         amended = (self._progress.amend(workers[at].board.local_rank, one) for at, one in enumerate(standings))
-        await self._client.report_dumped(self._talk.dumped_message(directive, tuple(amended)))
+        await self._client.report_dumped(self._dialogue.dumped_message(directive, tuple(amended)))
 
     async def _watch_notice(self) -> None:
         await self._shutdown.leave_on_notice(
-            self._client, self._talk, lambda: self._is_known, lambda: self._last_state.save(self._talk.round)
+            self._client, self._dialogue, lambda: self._is_known, lambda: self._last_state.save(self._dialogue.round)
         )
 
     def _has_trained(self, seat: Seat) -> bool:

@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from everstep.runtime.agent.client import MasterClient
 from everstep.runtime.agent.dependencies import Leave
+from everstep.runtime.agent.master_dialogue import MasterDialogue
 from everstep.runtime.agent.settings import Settings
-from everstep.runtime.agent.talk import MasterDialogue
 from everstep.runtime.exit_codes import ExitCode
 
 _SAVE_S = 20.0
@@ -42,7 +42,7 @@ class Shutdown:
     async def leave_on_notice(
         self,
         client: MasterClient,
-        talk: MasterDialogue,
+        dialogue: MasterDialogue,
         has_notice: Callable[[], bool],
         save: Callable[[], Awaitable[None]],
     ) -> NoReturn:
@@ -63,7 +63,7 @@ class Shutdown:
             trains_s = notice_s - min(self._settings.grace_s, notice_s / 4)  # Then the workers are told to end.
             try:
                 async with asyncio.timeout(trains_s):
-                    await client.report_leaving(talk.leaving_message(f"stopped by {name}", trains_s))
+                    await client.report_leaving(dialogue.leaving_message(f"stopped by {name}", trains_s))
                     await self._hurry.wait()
             except TimeoutError:
                 pass

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 
 from everstep.runtime.agent.client import MasterClient, NotUnderstood
+from everstep.runtime.agent.master_dialogue import MasterDialogue
 from everstep.runtime.agent.progress_monitor import Progress
-from everstep.runtime.agent.talk import MasterDialogue
 from everstep.runtime.protocol.messages import Directive
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import Fetched, Report
@@ -37,15 +37,15 @@ class TelemetrySender:
     def __init__(
         self,
         client: MasterClient,
-        talk: MasterDialogue,
+        dialogue: MasterDialogue,
         say: Callable[[str], None],
         on_directive: Callable[[Directive | None], None],
         look: Callable[[], Progress],
     ) -> None:
         """`look` reads the beacons, so that telemetry sent late does not look like progress."""
         self._client = client
-        self._talk = talk
-        self._node = talk.node
+        self._dialogue = dialogue
+        self._node = dialogue.node
         self._say = say
         self._on_directive = on_directive
         self._look = look
@@ -119,9 +119,11 @@ class TelemetrySender:
             self._has_lines.clear()
             while batch := self._unsent():
                 lines, progress = tuple(pending.line for pending in batch), self._look()
-                iterations = (int(line.get("iteration", 0)) for line in lines if line.get("round") == self._talk.round)
+                iterations = (
+                    int(line.get("iteration", 0)) for line in lines if line.get("round") == self._dialogue.round
+                )
                 progress = progress._replace(iteration=max(progress.iteration, *iterations, 0))
-                beat = self._talk.next_heartbeat(telemetry=lines, **progress._asdict())
+                beat = self._dialogue.next_heartbeat(telemetry=lines, **progress._asdict())
                 directive = None
                 try:
                     directive = await self._client.send_heartbeat(beat)

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE, worker_command, worker_environment
-from everstep.runtime.agent.frameworks import given
+from everstep.runtime.agent.frameworks import worker_variables
 from everstep.runtime.agent.output import Outputs
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.settings import Settings
@@ -24,7 +24,7 @@ def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path)
         dict(worker_environment(settings, seat, local_rank, link=str(folder / "link"), base=os.environ))
         for local_rank in ranks
     ]
-    given.write_files(seat, folder, settings.token, settings.job)
+    worker_variables.write_files(seat, folder, settings.token, settings.job)
     outputs.begin(seat.restart_count, environments)
     specs = []
     for old in folder.glob("board-*"):
@@ -35,7 +35,7 @@ def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path)
             ERROR_FILE_VARIABLE: output.error_file,
             TRACEBACK_VARIABLE: str(folder / f"traceback-{local_rank}"),
             board.VARIABLE: str(board_path(folder, local_rank)),
-            **given.variables(seat, local_rank, folder),
+            **worker_variables.variables(seat, local_rank, folder),
         }
         command = worker_command(settings.command, local_rank)
         cpus = settings.cpus[local_rank] if settings.cpus else ()
@@ -51,8 +51,8 @@ def spare_spec(
     They are those of a worker of this round, but it is in no round, and can meet nobody.
     """
     local_rank = number % settings.slots
-    worker_variables = worker_environment(settings, seat, local_rank, link=str(folder / "link"), base=os.environ)
-    own = {name: value for name, value in worker_variables.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
+    inherited = worker_environment(settings, seat, local_rank, link=str(folder / "link"), base=os.environ)
+    own = {name: value for name, value in inherited.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
     environment = {**own, "EVERSTEP_ROUND": "0", SPARE_VARIABLE: "1"}
     return local_rank, environment, worker_command(settings.command, local_rank)
 

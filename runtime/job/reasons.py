@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Reason(StrEnum):
-    """Why a worker, a node or a round ended. `policy.TABLE` says what follows from each."""
+    """Why a worker, a node or a round ended. `fault_policy.TABLE` says what follows from each."""
 
     KILLED = "killed"
     USER_ERROR = "user error"

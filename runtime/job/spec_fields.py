@@ -1,4 +1,4 @@
-"""How the fields of a spec are spelled in YAML: what `reader` reads and `writer` writes."""
+"""How the fields of a spec are spelled in YAML: `spec_reader` reads them and `spec_writer` writes them."""
 
 from collections.abc import Mapping
 from functools import cache

@@ -1,4 +1,4 @@
-"""A spec as the mapping that `reader.spec_of` reads: for specs made in Python that travel as text."""
+"""A spec as the mapping that `spec_reader` reads: for specs made in Python that travel as text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from everstep.runtime.job.spec_fields import fields
 
 
 def mapping_of(spec: JobSpec) -> Mapping[str, Any]:
-    """Plain data in the spelling of the YAML; fields at their default are left out. `reader.spec_of` gives it back."""
+    """Plain data in the spelling of the YAML; fields at their default are left out. `spec_reader` reads it back."""
     return {**_changes(spec, JobSpec()), "replicaSpecs": {name: _role(role) for name, role in spec.roles.items()}}
 
 

@@ -34,6 +34,16 @@ class Member(msgspec.Struct, frozen=True):
     port: int = 0
     """A free port on its host, for a framework's own server."""
 
+    @property
+    def machine_address(self) -> str:
+        """The address of its machine: `address` without the port; an IPv6 address without brackets."""
+        return self.address.rpartition(":")[0].strip("[]")
+
+    def endpoint(self, offset: int = 0) -> str:
+        """HOST:PORT for a framework's own server, `offset` ports after `port`."""
+        host = self.machine_address
+        return f"[{host}]:{self.port + offset}" if ":" in host else f"{host}:{self.port + offset}"
+
 
 class Round(msgspec.Struct, frozen=True):
     """One rendezvous round: its members per role, in rank order. A new round restarts the workers."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from everstep.runtime.agent.frameworks.given import variables, write_files
+from everstep.runtime.agent.frameworks.worker_variables import variables, write_files
 from everstep.runtime.protocol.rounds import Framework, Member, Seat
 
 

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Any, cast
 
+from everstep.runtime.agent.master_dialogue import MasterDialogue
 from everstep.runtime.agent.progress_monitor import Progress
-from everstep.runtime.agent.talk import MasterDialogue
 from everstep.runtime.agent.telemetry_sender import TelemetrySender
 from everstep.runtime.protocol.messages import Action, Directive, Heartbeat
 

@@ -2,10 +2,10 @@
 repeats, delays without bound and reorders what they say. From `Plan.fair_at` on nothing is dropped and nothing fails
 any more; old copies still arrive.
 
-Masters run the brain, agents run `runtime.agent.talk`; around these is what `runtime.master` and `runtime.agent` do:
-long polls that are answered when what they wait for is journaled, requests that are repeated until a master answers,
-one join at a time, faults told before the next join, heartbeats beside it all. A round trains only while all its
-members are in it.
+Masters run the brain, agents run `runtime.agent.master_dialogue`. Around these stands what `runtime.master` and
+`runtime.agent` do: long polls that are answered when what they wait for is journaled, requests that are repeated until
+a master answers, one join at a time, faults reported before the next join, heartbeats beside it all. A round trains
+only while all its members are in it.
 """
 
 import heapq

@@ -1,10 +1,10 @@
-"""An agent of `simulated`: runtime.agent.agent's story around the same `Talk`, with workers that are thought of."""
+"""A simulated agent: the life of `runtime.agent.agent` around the same `MasterDialogue`, with imagined workers."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from everstep.runtime.agent.master_dialogue import MasterDialogue
 from everstep.runtime.agent.pace_watch import WINDOW_S
-from everstep.runtime.agent.talk import MasterDialogue
 from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.protocol.messages import Action, Directive, Join, Persisted, SelfTest, WorkerExit
 from everstep.runtime.protocol.rounds import Seat
@@ -26,7 +26,7 @@ class Agent:
 
     def __init__(self, sim: "Simulation", name: str, role: str, host: str, life: int) -> None:
         self.sim, self.name, self.role, self.host = sim, name, role, host
-        self.talk = MasterDialogue(name, life)
+        self.dialogue = MasterDialogue(name, life)
         self.alive = True
         self.exists = True
         """Does the platform show it? A machine without power is shown for a while."""
@@ -116,7 +116,9 @@ class Agent:
         holdings = tuple(self.held.values())
         draft = Join(self.name, self.role, self.host, 1, f"{self.name}:1", 29500, holdings)
         requested_at = self.sim.now
-        self._post("join", self.talk.next_join(draft), lambda status, seat: self._seated(status, seat, requested_at))
+        self._post(
+            "join", self.dialogue.next_join(draft), lambda status, seat: self._seated(status, seat, requested_at)
+        )
 
     def _seated(self, status: int, seat: Seat | None, requested_at: float) -> None:
         if status == 409:
@@ -126,11 +128,11 @@ class Agent:
         if seat is None:
             self.sim.at(0.5 if self.sim.now - requested_at < 0.1 else 0.0, self, self._join)
             return
-        self.talk.take_seat(seat)
+        self.dialogue.take_seat(seat)
         self.seat, self.iteration, self.hung, self.training = seat, 0, False, False
         self._last_seat = seat
         self._began, self._moved = self.sim.now, False
-        if self.talk.is_over(self._over):
+        if self.dialogue.is_over(self._over):
             self._leave_round()
             return
         self.sim.at(self.sim.random.random() * 3, self, self._restore, seat)
@@ -207,7 +209,7 @@ class Agent:
             self.training = False
             self._post(
                 "finished",
-                self.talk.finished_message(seat.round),
+                self.dialogue.finished_message(seat.round),
                 lambda status, _: self.end(0) if status == 409 else None,
             )
         elif "outbox" not in self._tries or self._tries["outbox"] % 2 == 0:
@@ -230,7 +232,7 @@ class Agent:
         since = self._moved_at if self._moved else self._began
         still_s = self.sim.now - since if self.training else 0.0
         knows_beacon = self.sim.plan.has_beacon
-        return self.talk.next_heartbeat(
+        return self.dialogue.next_heartbeat(
             iteration=self.iteration, still_s=still_s, moved=self._moved and knows_beacon, has_beacon=knows_beacon,
             silent=self._silent(still_s), silent_s=1.5, paces=self._paces(), **more
         )  # fmt: skip
@@ -248,7 +250,7 @@ class Agent:
         peers = self._last_seat.neighbours if self._last_seat else ()
         if self.slanders_until > self.sim.now and not self.sim.fair:
             return tuple(one.node for one in peers if self.sim.random.random() < 0.7)
-        if not self.talk.waits and (not self.training or still_s < STILL_S):
+        if not self.dialogue.waits and (not self.training or still_s < STILL_S):
             return ()
         return tuple(one.node for one in peers if not self._answers(self.sim.agents.get(one.node)))
 
@@ -278,17 +280,17 @@ class Agent:
         self._post("listen", beat, on_directive)
 
     def _act(self, directive: Directive | None) -> None:
-        action = self.talk.accept(directive)
+        action = self.dialogue.accept(directive)
         if directive is None:
             return
         if action is Action.LEAVE:
             self.end(0)
         elif action is Action.REJOIN:
             self._over = max(self._over, directive.round)
-            if self.seat is not None and self.talk.is_over(directive.round):
+            if self.seat is not None and self.dialogue.is_over(directive.round):
                 self._leave_round()
         elif action is Action.DUMP:
-            self._post("dumped", self.talk.dumped_message(directive), lambda *_: None)
+            self._post("dumped", self.dialogue.dumped_message(directive), lambda *_: None)
         elif action is Action.CHECK:
             self._test(directive.round)
         elif action is Action.PERSIST:
@@ -308,7 +310,7 @@ class Agent:
     def notice(self, grace_s: float) -> None:
         """SIGTERM: it says so and goes in time."""
         if self._known:
-            self._post("leaving", self.talk.leaving_message("SIGTERM", grace_s), lambda *_: None)
+            self._post("leaving", self.dialogue.leaving_message("SIGTERM", grace_s), lambda *_: None)
         self.sim.at(grace_s if self._known else 0.0, self, self.end, 143)
 
     def hang(self) -> None:
@@ -346,8 +348,8 @@ class Agent:
 
     def tell(self) -> str:
         """For whoever looks at what went wrong."""
-        where = f"waits after round {self.talk.round}" if self.talk.waits else f"in round {self.talk.round}"
-        return f"{'alive' if self.alive else 'dead'}, {where}, training {self.training}, seen {self.talk.seen}"
+        where = f"waits after round {self.dialogue.round}" if self.dialogue.waits else f"in round {self.dialogue.round}"
+        return f"{'alive' if self.alive else 'dead'}, {where}, training {self.training}, seen {self.dialogue.seen}"
 
 
 def iterate(sim: "Simulation", seat: Seat) -> None:

@@ -7,7 +7,6 @@ outlives rounds (`everstep.keep_running`) reads the newest one.
 import shlex
 from collections import Counter
 
-from everstep.runtime.agent.frameworks.endpoints import host_of
 from everstep.runtime.job.spec import LAUNCHER
 from everstep.runtime.protocol.rounds import Seat
 
@@ -18,7 +17,7 @@ def hosts(seat: Seat) -> dict[str, int]:
     for role, members in seat.members.items():
         if role != LAUNCHER:
             for member in members:
-                slots[host_of(member)] += member.slots
+                slots[member.machine_address] += member.slots
     return dict(slots)
 
 

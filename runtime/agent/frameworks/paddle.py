@@ -1,16 +1,12 @@
 """The variables of Paddle's collective training, by `paddle.distributed.launch` (its collective controller)."""
 
-from everstep.runtime.agent.frameworks.endpoints import endpoint_of
 from everstep.runtime.protocol.rounds import Seat
 
 
 def variables(seat: Seat, local_rank: int) -> dict[str, str]:
     """All workers' endpoints in rank order, and this worker's. Those of one node have consecutive ports."""
     endpoints = [
-        endpoint_of(member, slot)
-        for members in seat.members.values()
-        for member in members
-        for slot in range(member.slots)
+        member.endpoint(slot) for members in seat.members.values() for member in members for slot in range(member.slots)
     ]
     rank = seat.first_rank + local_rank
     return {

@@ -5,7 +5,6 @@ The cluster has the tasks of chief, worker and ps; an evaluator gets the variabl
 
 import json
 
-from everstep.runtime.agent.frameworks.endpoints import endpoint_of
 from everstep.runtime.protocol.rounds import Seat
 
 EVALUATOR = "evaluator"
@@ -14,7 +13,7 @@ EVALUATOR = "evaluator"
 def variables(seat: Seat) -> dict[str, str]:
     """The cluster of the round, and this node's task in it."""
     cluster = {
-        role: [endpoint_of(member) for member in members] for role, members in seat.members.items() if role != EVALUATOR
+        role: [member.endpoint() for member in members] for role, members in seat.members.items() if role != EVALUATOR
     }
     task = {"type": seat.role, "index": seat.role_first_rank}
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}

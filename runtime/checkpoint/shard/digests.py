@@ -91,7 +91,7 @@ class Digests:
         return RunningCheck(self, start)
 
     def require_block(self, block_hash: xxhash.xxh3_128, start: int, end: int) -> None:
-        """Raises DamagedError unless `hashed` is the hash of the block in these bytes of the file."""
+        """Raises DamagedError unless `block_hash` is the hash of the block in these bytes of the file."""
         digest, at = block_hash.digest(), (start - len(self.head)) // BLOCK_BYTES * DIGEST_BYTES
         if digest != bytes(self._table[at : at + DIGEST_BYTES]):
             raise DamagedError(

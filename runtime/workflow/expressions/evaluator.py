@@ -210,7 +210,7 @@ class _Evaluation:
             raise self._fail("invalid operation: slice index is not an integer", node)
         return of[ends[0] : ends[1]]
 
-    def _piped(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
+    def _pipe(self, c: list[Any], pointer: PredicateItem | None, node: Any) -> Any:
         rest = c[4] if len(c) > 4 else None
         if c[2].type == "PREDICATED":
             raise self._fail(f"a pipe into {c[2]} is not supported here; write {c[2]}(...)", c[2])

@@ -24,7 +24,7 @@ GRAMMAR = r"""
     | pipe QUESTION conditional COLON conditional -> ternary
     | pipe QUESTION COLON conditional -> elvis
     | IF conditional LBRACE sequence RBRACE ELSE LBRACE sequence RBRACE -> if_else
-?pipe: either | pipe PIPE NAME [LPAR [arguments] RPAR] -> piped | pipe PIPE PREDICATED LPAR arguments RPAR -> piped
+?pipe: either | pipe PIPE NAME [LPAR [arguments] RPAR] -> pipe | pipe PIPE PREDICATED LPAR arguments RPAR -> pipe
 ?either: both | both (OR both)+ -> either
 ?both: comparison | comparison (AND comparison)+ -> both
 ?comparison: range | comparison COMPARATOR range -> binary

@@ -22,8 +22,8 @@ from everstep.runtime.workflow.expressions.operations import power, quotient
 from everstep.runtime.workflow.expressions.values import go_text
 
 GRAMMAR = r"""
-?start: separated
-?separated: ternary | separated SEPARATOR ternary -> separated
+?start: sequence
+?sequence: ternary | sequence SEPARATOR ternary -> sequence
 ?ternary: either | either QUESTION ternary (COLON ternary)? -> ternary
 ?either: both | either OR both -> either
 ?both: comparison | both AND comparison -> both
@@ -35,7 +35,7 @@ GRAMMAR = r"""
 ?power: unary | unary POWER power -> modify
 ?unary: PREFIX unary -> prefix | atom
 ?atom: NUMERIC -> number | STRING -> text | VARIABLE -> text | BOOLEAN -> boolean
-    | CLAUSE separated CLAUSE_CLOSE -> clause
+    | CLAUSE sequence CLAUSE_CLOSE -> clause
 %declare SEPARATOR QUESTION COLON OR AND COMPARATOR BITWISE SHIFT SIGN FACTOR POWER PREFIX NUMERIC STRING VARIABLE
 %declare BOOLEAN CLAUSE CLAUSE_CLOSE
 """
@@ -268,7 +268,7 @@ class _Evaluator(Transformer_NonRecursive[Token, Any]):
     def clause(self, _open: Token, value: Any, _close: Token) -> Any:
         return value
 
-    def separated(self, first: Any, _comma: Token, second: Any) -> list[Any]:
+    def sequence(self, first: Any, _comma: Token, second: Any) -> list[Any]:
         return [*first, second] if isinstance(first, list) else [first, second]
 
     def ternary(self, condition: Any, _question: Token, yes: Any, _colon: Any = None, no: Any = None) -> Any:

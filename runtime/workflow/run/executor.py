@@ -71,7 +71,7 @@ class RunOptions:
     parameters: Mapping[str, str] = field(default_factory=dict)
     """New values of workflow parameters, for a run that has ended."""
     variables: tuple[str, ...] = ()
-    """Names of the launcher's own variables that pods get besides those of `inherited.INHERITED_GROUPS`."""
+    """Names of the launcher's own variables that pods get besides those of `inherited_variables.INHERITED_GROUPS`."""
     limits: UnpackLimits = DEFAULT_LIMITS
     """What archives of artifacts may unpack to."""
     work_dir: Path | None = None

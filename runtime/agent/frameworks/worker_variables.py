@@ -1,4 +1,4 @@
-"""What a worker is given for its job's framework in a round."""
+"""The variables and files of a job's framework that a worker finds in a round."""
 
 import os
 from pathlib import Path
