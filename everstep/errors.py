@@ -61,10 +61,10 @@ def permission_line(error: PermissionError) -> str:
 
 def why_not_writable(folder: Path) -> str:
     """Why nothing can be written into this folder, which need not exist yet; empty if it can. Makes nothing."""
-    there = next(one for one in (folder, *folder.absolute().parents) if os.path.lexists(one))
-    if not there.is_dir():
-        return f"{there}: {os.strerror(errno.ENOTDIR)}"
-    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there}: {os.strerror(errno.EACCES)}"
+    nearest = next(ancestor for ancestor in (folder, *folder.absolute().parents) if os.path.lexists(ancestor))
+    if not nearest.is_dir():
+        return f"{nearest}: {os.strerror(errno.ENOTDIR)}"
+    return "" if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest}: {os.strerror(errno.EACCES)}"
 
 
 def _owner(path: Path) -> str:
