@@ -115,7 +115,11 @@ class Ledger:
             for activity, seconds in node.seconds.items():
                 total[activity] += seconds
         whole = sum(total.values())
-        return tuple(Entry(one, total[one], total[one] / whole) for one in Activity if total.get(one, 0.0) > 0)
+        return tuple(
+            Entry(activity, total[activity], total[activity] / whole)
+            for activity in Activity
+            if total.get(activity, 0.0) > 0
+        )
 
     @property
     def node_seconds(self) -> float:
@@ -144,7 +148,7 @@ class Ledger:
             for activity, seconds in node.seconds_between(restart.time, end).items():
                 total[activity] += seconds
         share = (end - restart.time) / (sum(total.values()) or 1.0)
-        return {one: total[one] * share for one in Activity if total.get(one, 0.0) > 0}
+        return {activity: total[activity] * share for activity in Activity if total.get(activity, 0.0) > 0}
 
 
 def ledger(history: History, begin: float, end: float) -> Ledger | None:
@@ -226,7 +230,7 @@ class _Life:
 def _stretches(life: _Life, events: Sequence[Event], begin: float, end: float) -> Iterator[_Stretch]:
     """The stretches inside the window that have any length."""
     for event in (*events, Event(max(end, events[-1].time), Step.GONE)):
-        for one in life.next(event):
-            clipped = one._replace(begin=max(one.begin, begin), end=min(one.end, end))
+        for stretch in life.next(event):
+            clipped = stretch._replace(begin=max(stretch.begin, begin), end=min(stretch.end, end))
             if clipped.end > clipped.begin:
                 yield clipped

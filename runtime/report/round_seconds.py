@@ -86,7 +86,9 @@ class RoundSeconds:
 
 def pace(iterations: Sequence[Iteration]) -> float:
     """Seconds that an iteration of the round takes."""
-    some = [one.seconds for one in iterations[1:PACE_ITERATIONS]] or [one.seconds for one in iterations]
+    some = [iteration.seconds for iteration in iterations[1:PACE_ITERATIONS]] or [
+        iteration.seconds for iteration in iterations
+    ]
     return median_low(some) if some else 0.0
 
 
@@ -108,18 +110,18 @@ class _Filler:
 def _fill(life: RoundLife, iterations: Sequence[Iteration], iteration_before: int, end: float) -> list[Spell]:
     filler = _Filler(life.begin, end)
     usual = pace(iterations)
-    for at, one in enumerate(iterations):
+    for at, iteration in enumerate(iterations):
         if at == 0:
-            first = one.time - one.seconds
-            filler.until(first - one.restore_s, Activity.STARTUP)
+            first = iteration.time - iteration.seconds
+            filler.until(first - iteration.restore_s, Activity.STARTUP)
             filler.until(first, Activity.RESTORE)
-        trained_at = one.time - min(one.stall_s, one.seconds)
+        trained_at = iteration.time - min(iteration.stall_s, iteration.seconds)
         if at == 0 and len(iterations) > 1:
-            filler.until(min(filler.at + one.seconds - usual, trained_at), Activity.COMPILE)
-        work = Activity.RECOMPUTED if one.iteration <= iteration_before else Activity.PRODUCTIVE
-        filler.until(trained_at - one.evaluation_s, work)
+            filler.until(min(filler.at + iteration.seconds - usual, trained_at), Activity.COMPILE)
+        work = Activity.RECOMPUTED if iteration.iteration <= iteration_before else Activity.PRODUCTIVE
+        filler.until(trained_at - iteration.evaluation_s, work)
         filler.until(trained_at, Activity.EVALUATION)
-        filler.until(one.time, Activity.SAVE)
+        filler.until(iteration.time, Activity.SAVE)
     _fill_rest(filler, life, iterations, usual, end)
     return filler.spells
 
