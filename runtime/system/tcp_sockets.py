@@ -39,7 +39,7 @@ def tcp_sockets() -> dict[int, TcpSocket]:
         for family in (socket.AF_INET, socket.AF_INET6):
             body = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED, bytes(48))
             kernel.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
-            sockets.update((one.inode, one) for one in _answers(kernel, family))
+            sockets.update((connection.inode, connection) for connection in _answers(kernel, family))
     return sockets
 
 
@@ -57,10 +57,10 @@ def sockets_of(pid: int, sockets: dict[int, TcpSocket]) -> list[TcpSocket]:
 
 def bytes_unacknowledged(sockets: list[TcpSocket]) -> str:
     """Whose acknowledgement is missing although segments were sent again; empty: nobody's."""
-    late = [one for one in sockets if one.unacked and one.repeats]
+    late = [connection for connection in sockets if connection.unacked and connection.repeats]
     if not late:
         return ""
-    worst = max(late, key=lambda one: (one.repeats, one.remote))
+    worst = max(late, key=lambda connection: (connection.repeats, connection.remote))
     return f"{worst.unacked} segments to {worst.remote} are not acknowledged, sent again {worst.repeats} times"
 
 
