@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.runtime.system.tcp_sockets import bytes_unacknowledged, sockets_of, tcp_sockets
+from everstep.runtime.system.tcp_sockets import describe_unacknowledged, sockets_of, tcp_sockets
 from everstep.runtime.watch.board import read_board
 from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.find_workers import LocalWorker
@@ -42,7 +42,7 @@ async def look(workers: Sequence[LocalWorker], native: bool = False) -> list[Loo
     after = {worker.board.rank: process_state(worker.board.pid) for worker in workers}
     elapsed_s, now = time.monotonic() - began, time.time()
     neighbour, sockets = busiest(cpu_before, cpu_times(own), elapsed_s), tcp_sockets()
-    links = {worker.board.rank: bytes_unacknowledged(sockets_of(worker.board.pid, sockets)) for worker in workers}
+    links = {worker.board.rank: describe_unacknowledged(sockets_of(worker.board.pid, sockets)) for worker in workers}
     boards = {worker.board.rank: worker.path for worker in workers}
     pids = {worker.board.rank: worker.board.pid for worker in workers}
     stacks = await read_stacks(pids, native=native, boards=boards)
