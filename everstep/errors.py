@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everstep.runtime.system.platform_support import platform_lack
+from everstep.runtime.system.platform_support import has_pidfds, platform_lack
 
 if TYPE_CHECKING:
     from everstep.runtime.checkpoint.errors import RestoreError, StateError
@@ -44,7 +44,7 @@ class BadInput(Exception):  # noqa: N818 - what it is, not how it is told
 
 def require_platform() -> None:
     """Raise BadInput on a system that lacks what local runs need."""
-    if lack := platform_lack(sys.platform, platform.release()):
+    if lack := platform_lack(sys.platform, platform.release(), has_pidfds()):
         raise BadInput(lack)
 
 
