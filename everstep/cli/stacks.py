@@ -31,7 +31,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Stacks:
-    """Show what all ranks of a job do at this moment: which is elsewhere, and their stacks, merged."""
+    """Show what all ranks of a job do at this moment: which is out of step, and their stacks, merged."""
 
     job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)] = ""
     """A run (and its train step if it has several), or a job of `everstep launch`. Default: the only one here."""

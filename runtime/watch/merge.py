@@ -74,7 +74,7 @@ def text(merged_stacks: MergedStacks) -> str:
 
 
 def odd_ones(stacks: Sequence[RankStacks]) -> str:
-    """One sentence: which ranks are elsewhere than most, by their main threads. Files without their folders."""
+    """One sentence: which ranks are out of step with most, by their main threads. Files without their folders."""
     places: dict[int, Frame] = {}
     for stack in stacks:
         if (main := stack.main) is not None and main.frames:
