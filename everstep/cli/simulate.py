@@ -73,7 +73,7 @@ def run(flags: Simulate) -> int:
     for policy in policies:
         began = time.process_time()
         outcomes.append(simulate(flags.nodes, trace, policy, costs_by_policy[policy.name]))
-        print(f"{policy.name}: simulated in {time.process_time() - began:.1f} s", file=sys.stderr)
+        print(f"{policy.name}: simulated in {time.process_time() - began:.1f} s of CPU time", file=sys.stderr)
     if flags.picture:
         title = f"{flags.nodes} nodes, {flags.days:g} days, {len(trace.failures)} failures, seed {flags.seed}"
         flags.picture.parent.mkdir(parents=True, exist_ok=True)

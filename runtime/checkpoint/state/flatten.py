@@ -102,7 +102,7 @@ def _flatten(state: Any, traversal: TraversalCache) -> FlatState:
 
 
 def _encode(value: Any, path: str, tree: FlatState, unchanged_paths: set[str]) -> Any:
-    """The JSON of `value`. Adds the paths of unchanged groups to `unchanged`."""
+    """The JSON of `value`. Adds the paths of unchanged groups to `unchanged_paths`."""
     value = unwrap(value)
     if isinstance(value, torch.Tensor):
         return {SIGN: "tensor", "name": _add_tensor(value, path, tree)}
