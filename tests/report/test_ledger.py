@@ -33,8 +33,8 @@ def test_the_ledger_has_no_gap_no_overlap_and_equals_the_model(seed: int, begin:
                 seconds[second - begin] = stretch.activity
         assert seconds == expected, name
         if name in nodes:
-            sums = {one: float(expected.count(one)) for one in Activity if one in expected}
-            assert {one: some for one, some in nodes[name].seconds.items() if some} == pytest.approx(sums)
+            sums = {activity: float(expected.count(activity)) for activity in Activity if activity in expected}
+            assert {activity: some for activity, some in nodes[name].seconds.items() if some} == pytest.approx(sums)
 
 
 @given(st.integers(0, 10**9))
