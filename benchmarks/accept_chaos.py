@@ -94,7 +94,7 @@ def published_simulation(_: argparse.Namespace) -> Iterator[Line]:
         "dlrover: costs=16k-gpus-dlrover, join-window=60, shrink-after=60; "
         "torchrun: costs=16k-gpus-torchrun, stage=360, persist=1800, shrink-after=30",
     )
-    beside = ", ".join(f"{one['policy']}'s costs {one['goodput']:.1%}" for one in rows)
+    beside = ", ".join(f"{row['policy']}'s costs {row['goodput']:.1%}" for row in rows)
     share = float(str(row["goodput"]))
     yield Line(
         "simulator: goodput at one failure in 3.1 h", f">= {GOODPUT:.0%}", f"{share:.2%} ({beside})", share >= GOODPUT

@@ -128,10 +128,13 @@ def cuda(_: argparse.Namespace) -> Iterator[Line]:
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     skipped = [line for line in run.stdout.splitlines() if line.startswith("SKIPPED")]
     last = (run.stdout.strip().splitlines() or [run.stderr[-80:]])[-1]
-    there = Path("/dev/nvidia0").exists()
+    has_gpu = Path("/dev/nvidia0").exists()
     reason = skipped[0].rpartition(": ")[2] if skipped else last
     yield Line(
-        CUDA, "tests pass" if there else "skipped by name", reason, run.returncode == 0 and bool(skipped) != there
+        CUDA,
+        "tests pass" if has_gpu else "skipped by name",
+        reason,
+        run.returncode == 0 and bool(skipped) != has_gpu,
     )
 
 

@@ -101,7 +101,9 @@ def faults(cases: Cases) -> Iterator[Line]:
     for fault in FAULTS:
         case_report = next((case for name, case in cases.items() if name.endswith(f"[{fault}]")), None)
         properties = (
-            {} if case_report is None else {one.get("name"): one.get("value") for one in case_report.iter("property")}
+            {}
+            if case_report is None
+            else {entry.get("name"): entry.get("value") for entry in case_report.iter("property")}
         )
         cost = f"{properties['seconds']} s, {properties['lost']} iterations again" if properties else "not measured"
         passed = case_report is not None and has_passed(case_report)
@@ -115,11 +117,11 @@ def faults(cases: Cases) -> Iterator[Line]:
 def stopped_runs(cases: Cases) -> Iterator[Line]:
     """The longest time until a run that has ended for good has left nothing of its nodes."""
     counts = [
-        float(one.get("value", "inf"))
+        float(entry.get("value", "inf"))
         for name, case in cases.items()
         if "takes_its_nodes_along" in name and has_passed(case)
-        for one in case.iter("property")
-        if one.get("name") == "gone"
+        for entry in case.iter("property")
+        if entry.get("name") == "gone"
     ]
     measured_text = f"{max(counts):.1f} s" if counts else "not measured"
     promise = "stop, terminate, deletion of the Workflow: no process and no memory of its nodes is left"

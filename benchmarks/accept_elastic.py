@@ -120,13 +120,13 @@ def kills(options: argparse.Namespace) -> Iterator[Line]:
         dataset = recovery.make_dataset(folder)
         ours = recovery.kills(folder, dataset, options.kills)
         theirs, hung = recovery.torchrun_kills(folder, dataset, options.kills)
-    killed = [one for one, _ in ours]
+    killed = [kill for kill, _ in ours]
     ours, peer = recovery.format_kills(killed), recovery.format_kills(theirs)
     measured_text = f"{ours}; torchrun: {peer}, not within {recovery.HUNG_S:g} s {hung} more"
-    holds = max(one.seconds for one in killed) <= recovery.BUDGET_S
+    holds = max(kill.seconds for kill in killed) <= recovery.BUDGET_S
     promise = f"kill -9 of a worker -> next iteration, {options.kills} kills"
     yield Line(promise, f"<= {recovery.BUDGET_S:g} s", measured_text, holds)
-    lost_iterations, peer = max(one.lost for one in killed), max((one.lost for one in theirs), default=0)
+    lost_iterations, peer = max(kill.lost for kill in killed), max((kill.lost for kill in theirs), default=0)
     holds = lost_iterations <= recovery.BUDGET_LOST
     yield Line("iterations lost at a kill", f"<= {recovery.BUDGET_LOST}", f"{lost_iterations}; torchrun: {peer}", holds)
     parts = [

@@ -35,18 +35,19 @@ def recorded_cases() -> Iterator[Line]:
     paths = [GOLDEN / f"{case}.yaml" for case in CASES]
     with tempfile.TemporaryDirectory() as runs:
         answers_of_cases = asyncio.run(answers(paths, Path(runs)))
-    counts, others = Counter[str](), list[str]()
+    counts, differing = Counter[str](), list[str]()
     for case, answer in answers_of_cases.items():
         expected_verdict = DIFFERENT[case][0] if case in DIFFERENT else "agrees"
         counts[
             "otherwise" if expected_verdict != answer.verdict else "agree" if expected_verdict == "agrees" else "listed"
         ] += 1
-        others += [case] if expected_verdict != answer.verdict else []
+        differing += [case] if expected_verdict != answer.verdict else []
     measured_text = (
-        f"{counts['agree']} agree, {counts['listed']} are listed with their reason, {len(others)} do otherwise"
+        f"{counts['agree']} agree, {counts['listed']} are listed with their reason, {len(differing)} do otherwise"
     )
     yield Line(f"recorded answers of a real Argo, {len(CASES)} cases: phases, messages, nodes, inputs, outputs",
-               "all agree or are listed", f"{measured_text} {' '.join(others[:5])}".strip(), not others)  # fmt: skip
+               "all agree or are listed", f"{measured_text} {' '.join(differing[:5])}".strip(),
+               not differing)  # fmt: skip
 
 
 def mistakes() -> Iterator[Line]:
@@ -60,7 +61,7 @@ def mistakes() -> Iterator[Line]:
 def false_alarms() -> Iterator[Line]:
     """Correct workflows that the lint rejects."""
     right = [case for case in RIGHT if case not in REFUSED_BY_ARGO]
-    wrong = [case for case in right if any(one.error for one in findings_in(GOLDEN / f"{case}.yaml"))]
+    wrong = [case for case in right if any(finding.error for finding in findings_in(GOLDEN / f"{case}.yaml"))]
     summary_text = f"{len(wrong)} of {len(right)} {' '.join(wrong[:5])}".strip()
     yield Line("lint: cases that succeeded on Argo and are accused", "0", summary_text, not wrong)
 
@@ -74,7 +75,7 @@ def examples() -> Iterator[Line]:
         yield Line(promise, budget_text, bound_text, False)
         return
     outcomes = json.loads(table.read_text())
-    well = sum(one["phase"] == one["expected"] for one in outcomes.values())
+    well = sum(outcome["phase"] == outcome["expected"] for outcome in outcomes.values())
     yield Line(promise, budget_text, f"{well} of {len(outcomes)}", well >= EXAMPLES)
 
 

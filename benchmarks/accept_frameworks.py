@@ -150,10 +150,10 @@ def many_shards(options: argparse.Namespace) -> Iterator[Line]:
     memory, began = psutil.Process().memory_info().rss, time.process_time()
     for number in range(1, MANY // 2 + 2):
         for node in nodes:
-            asked = DataShardAsked(ShardRequest(node, 0, 1, number, "q", MANY, position_by_node[node], number))
-            decisions = brain.handle(asked, world.now)
+            question = DataShardAsked(ShardRequest(node, 0, 1, number, "q", MANY, position_by_node[node], number))
+            decisions = brain.handle(question, world.now)
             if number % SAMPLED == 0:
-                records = [one.record for one in decisions if isinstance(one, WriteRecord)]
+                records = [decision.record for decision in decisions if isinstance(decision, WriteRecord)]
                 written += sum(len(msgspec.json.encode(record)) + 1 for record in records)
             position_by_node[node] = brain.state.queues["q"].leases[f"{node}/0"].position
     seconds = time.process_time() - began
@@ -179,7 +179,7 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
         if is_asked(promise, options.words):
             yield from measure(options)
     yield from prove(PROVEN, options)
-    yield from (Line(one, "built", "not built", False) for one in NOT_BUILT if is_asked(one, options.words))
+    yield from (Line(promise, "built", "not built", False) for promise in NOT_BUILT if is_asked(promise, options.words))
 
 
 def main() -> None:

@@ -77,11 +77,11 @@ def state_bytes(state: Mapping[str, Any]) -> int:
 def node() -> Iterator[Node]:
     """A node whose slots are in this machine's shared memory."""
     with tempfile.TemporaryDirectory(prefix="everstep-gpu-", dir=SHARED_MEMORY) as name:
-        one = Node(Path(name), DirectoryStore(Path(name) / "store"))
+        gpu_node = Node(Path(name), DirectoryStore(Path(name) / "store"))
         try:
-            yield one
+            yield gpu_node
         finally:
-            one.close()
+            gpu_node.close()
 
 
 def fitting_gib(requested_gib: float) -> float:
@@ -105,9 +105,9 @@ def median_s(work: Callable[[], object], times: int = REPEATS) -> float:
 
 def pinned_s(size: int) -> float:
     """Seconds of one copy of so many bytes from the device to pinned memory."""
-    here = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(size, dtype=torch.uint8, device="cuda")
-    return median_s(partial(here.copy_, there, non_blocking=True))
+    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    on_device = torch.empty(size, dtype=torch.uint8, device="cuda")
+    return median_s(partial(pinned.copy_, on_device, non_blocking=True))
 
 
 def measure_staging(options: argparse.Namespace) -> tuple[str, bool]:
@@ -137,10 +137,10 @@ def measure_overlap(options: argparse.Namespace) -> tuple[str, bool]:
     state = state_of(fitting_gib(options.gib))
     factor = torch.randn(8192, 8192, device="cuda")
     product = torch.empty_like(factor)
-    one = median_s(lambda: torch.mm(factor, factor, out=product))
+    product_s = median_s(lambda: torch.mm(factor, factor, out=product))
 
     def iterate() -> None:
-        for _ in range(max(1, int(ITERATION_S / one))):
+        for _ in range(max(1, int(ITERATION_S / product_s))):
             torch.mm(factor, factor, out=product)
         state["optimizer"].step()
 
@@ -266,7 +266,7 @@ def measure_check(_: argparse.Namespace) -> tuple[str, bool]:
         done = exercise_devices(torch.cuda.device_count(), short=False)
     except DeviceError as error:
         return str(error), False
-    copies = min((min(one.to_host, one.to_device) for one in done.devices), default=0.0)
+    copies = min((min(device.to_host, device.to_device) for device in done.devices), default=0.0)
     matmul, collectives = f"matmul {done.matmul_s:.2f} s", f"collectives {done.collectives_s:.2f} s"
     return f"{matmul}, {collectives}, copies >= {copies / 1e3:.1f} GB/s", True
 
@@ -280,12 +280,12 @@ def measure_driver_facts(_: argparse.Namespace) -> tuple[str, bool]:
 
 def measure_telemetry(_: argparse.Namespace) -> tuple[str, bool]:
     """A line of a node's telemetry while the device copies."""
-    there = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    here = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
+    on_device = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
+    pinned = torch.empty(1 << 30, dtype=torch.uint8, pin_memory=True)
     try:
         nvml = open_nvml()
         for _number in range(50):
-            here.copy_(there, non_blocking=True)
+            pinned.copy_(on_device, non_blocking=True)
         line = line_of(read_devices(nvml, machine_devices(os.environ)))
     except NoReadingsError as error:
         return str(error), True
@@ -296,13 +296,13 @@ def measure_telemetry(_: argparse.Namespace) -> tuple[str, bool]:
 
 def measure_sharing(_: argparse.Namespace) -> tuple[str, bool]:
     """What two nodes of this machine see, with one worker each."""
-    devices, found = machine_devices(os.environ), list[str]()
+    devices, replies = machine_devices(os.environ), list[str]()
     script = "import torch\nprint(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)"
     for node in range(2):
         own, command = {**os.environ, **node_devices(devices, node, 1)}, [sys.executable, "-c", script]
         run = subprocess.run(command, env=own, capture_output=True, text=True, check=False)
-        found.append(run.stdout.strip() or run.stderr[-120:])
-    return "; ".join(found), len(set(found)) == 2 and all(one.startswith("1 ") for one in found)
+        replies.append(run.stdout.strip() or run.stderr[-120:])
+    return "; ".join(replies), len(set(replies)) == 2 and all(reply.startswith("1 ") for reply in replies)
 
 
 def measure_abort(_: argparse.Namespace) -> tuple[str, bool]:

@@ -90,8 +90,8 @@ def help_time() -> Line:
 
 def recovery(folder: Path, run: DefaultRun, count: int) -> Iterator[Line]:
     """kill -9 of a worker, the default model, 2 nodes x 1 worker."""
-    killed = [one for one, _ in kills(folder, run.dataset, count)]
-    holds = max(one.seconds for one in killed) <= 1
+    killed = [kill for kill, _ in kills(folder, run.dataset, count)]
+    holds = max(kill.seconds for kill in killed) <= 1
     yield Line(f"kill -9 of a worker -> next iteration, {len(killed)} kills", "<= 1 s", format_kills(killed), holds)
     lost_iterations = max(kill.lost for kill in killed)
     yield Line("iterations lost at a kill", "<= 1", str(lost_iterations), lost_iterations <= 1)

@@ -44,9 +44,9 @@ def _share(promise: str, corpus: Input, mine: Figure, limit: Figure) -> Line:
     return Line(promise, ">= 0.9", measured_text, share >= 0.9)
 
 
-def _times(promise: str, other: Figure | None, seconds: float, budget: float) -> Line:
-    times = other.seconds / seconds if other else 0.0
-    return Line(promise, f">= {budget:.0f}", f"{times:.1f}" if other else "it is not installed", times >= budget)
+def _times(promise: str, peer: Figure | None, seconds: float, budget: float) -> Line:
+    times = peer.seconds / seconds if peer else 0.0
+    return Line(promise, f">= {budget:.0f}", f"{times:.1f}" if peer else "it is not installed", times >= budget)
 
 
 def _peak(promise: str, mine: Figure) -> Line:
@@ -73,7 +73,7 @@ def scaling(folder: Path, small: Input, best: dict[str, Figure], rounds: int, fa
 
 def figures(is_asked_for: Callable[[str], bool], megabytes: int, rounds: int, factor: int) -> Iterator[Line]:
     """The selected measurements."""
-    beside, scaled = any(map(is_asked_for, BESIDE)), any(is_asked_for(f"{factor} {one}") for one in SCALED)
+    beside, scaled = any(map(is_asked_for, BESIDE)), any(is_asked_for(f"{factor} {count}") for count in SCALED)
     if not beside and not scaled:
         return
     with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:

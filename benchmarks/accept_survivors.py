@@ -52,7 +52,7 @@ PROVEN = {
 
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """The selected lines: the figures first, with the machine to themselves."""
-    if any(is_asked(one, options.words) for one in (KILLS, GROWTH, PEERS)):
+    if any(is_asked(promise, options.words) for promise in (KILLS, GROWTH, PEERS)):
         with tempfile.TemporaryDirectory(prefix="everstep-accept-") as name:
             folder = Path(name)
             dataset = options.dataset or make_dataset(folder)
@@ -96,22 +96,22 @@ def peer_lines(folder: Path, dataset: str, kills: int) -> Iterator[Line]:
 
 def kill_lines(folder: Path, dataset: str, options: argparse.Namespace) -> Iterator[Line]:
     """Each way to live, for each number of ranks."""
-    for one in survivors.measure(folder, dataset, options.kills, options.ranks, options.ways, options.compare):
-        name = f"{one.ranks} ranks, {one.way.name}"
-        what, result_text = f"{KILLS}, {name}, {options.kills} kills", survivors.describe(one)
-        if not one.way.spares:
+    for series in survivors.measure(folder, dataset, options.kills, options.ranks, options.ways, options.compare):
+        name = f"{series.ranks} ranks, {series.way.name}"
+        what, result_text = f"{KILLS}, {name}, {options.kills} kills", survivors.describe(series)
+        if not series.way.spares:
             yield Line(what, "told", result_text, True)
             continue
-        budget_text = f"<= {survivors.FIXED_S:g} s + {survivors.ITERATIONS:g} iterations = {one.budget_s:.2f} s"
-        yield Line(what, budget_text, f"{result_text}; {one.within} within", one.within == len(one.seconds))
-        yield Line(f"{name}: iterations computed again", "0", str(one.lost), one.lost == 0)
-        kept_text = f"{one.kept} of {one.expected}"
-        yield Line(f"{name}: processes kept", "all", kept_text, one.kept == one.expected)
-        first, most = one.graphs
+        budget_text = f"<= {survivors.FIXED_S:g} s + {survivors.ITERATIONS:g} iterations = {series.budget_s:.2f} s"
+        yield Line(what, budget_text, f"{result_text}; {series.within} within", series.within == len(series.seconds))
+        yield Line(f"{name}: iterations computed again", "0", str(series.lost), series.lost == 0)
+        kept_text = f"{series.kept} of {series.expected}"
+        yield Line(f"{name}: processes kept", "all", kept_text, series.kept == series.expected)
+        first, most = series.graphs
         yield Line(f"{name}: graphs compiled per process", "as at first", f"{first:g} -> {most:g}", most <= first)
-        if one.compared:
-            equal = "equal" if one.equal else "they differ"
-            yield Line(f"{name}: weights beside an undisturbed training", "equal bits", equal, one.equal)
+        if series.compared:
+            equal = "equal" if series.equal else "they differ"
+            yield Line(f"{name}: weights beside an undisturbed training", "equal bits", equal, series.equal)
 
 
 def main() -> None:

@@ -91,7 +91,7 @@ def _read(report: Path) -> Cases:
 
 def has_passed(case: ElementTree.Element) -> bool:
     """Did the test run and pass?"""
-    return not {"failure", "error", "skipped"} & {one.tag for one in case}
+    return not {"failure", "error", "skipped"} & {element.tag for element in case}
 
 
 def _pytest_arguments(
@@ -100,7 +100,7 @@ def _pytest_arguments(
     """The arguments that make pytest select these tests."""
     each = [word for words in requested.values() for word in words if not word.startswith("!")]
     inner = list(paths) or list(dict.fromkeys(word.partition("::")[0] for word in each))
-    outer = [path for path in inner if not any(path != other and path.startswith(other) for other in inner)]
+    outer = [path for path in inner if not any(path != parent and path.startswith(parent) for parent in inner)]
     if options.words:  # Only the needed tests of these files; -k matches file names, too.
         outer += ["-k", " or ".join(sorted({Path(word.rpartition("::")[2]).stem for word in each}))]
     return outer
@@ -128,9 +128,9 @@ def line_of(promise: str, words: Sequence[str], cases: Cases, limit: Limit | Non
 
 
 def _seconds(case: ElementTree.Element, limit: Limit) -> Iterator[float]:
-    for one in case.iter("property"):
-        if one.get("name") == limit.name:
-            yield float(one.get("value", ""))
+    for entry in case.iter("property"):
+        if entry.get("name") == limit.name:
+            yield float(entry.get("value", ""))
 
 
 def _has(name: str, word: str) -> bool:

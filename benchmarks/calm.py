@@ -124,8 +124,8 @@ def measure(minutes: float) -> Calm:
         completed = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         files = sorted((folder / "store/jobs").glob("*/journal/*"))
         records = [json.loads(line) for path in files for line in path.read_text().splitlines()]
-        alarms = [json.dumps(one) for one in records if one["kind"] in ("HangSeen", "HangExplained")]
-        slow = [one["detail"] for one in records if one["kind"] == "SlowSeen"]
+        alarms = [json.dumps(record) for record in records if record["kind"] in ("HangSeen", "HangExplained")]
+        slow = [record["detail"] for record in records if record["kind"] == "SlowSeen"]
         lines = sorted(line for line in completed.stdout.splitlines() if line.startswith("rank "))
     return Calm(minutes, completed.returncode, tuple(lines), tuple(alarms), tuple(slow))
 

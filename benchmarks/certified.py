@@ -81,19 +81,19 @@ def replicas(folder: Path) -> Iterator[tuple[list[Replica], World]]:
         Replica(Node(folder / name, store, name), {key: value.clone() for key, value in start.items()})
         for name in world.names(NodePhase.RUNNING)
     ]
-    for rank, one in enumerate(each):
-        one.node.begin(world.number, persists=not rank, certifies=1)
+    for rank, replica in enumerate(each):
+        replica.node.begin(world.number, persists=not rank, certifies=1)
     try:
         yield each, world
     finally:
-        for one in each:
-            one.node.close()
+        for replica in each:
+            replica.node.close()
 
 
 def compare(each: list[Replica], world: World) -> None:
     """What each keeper tells of its newest state reaches the brain."""
-    for one in each:
-        world.send(EvidenceGiven(one.node.evidence.get(timeout=WAIT_S)))
+    for replica in each:
+        world.send(EvidenceGiven(replica.node.evidence.get(timeout=WAIT_S)))
 
 
 def flip(data: memoryview, chance: random.Random) -> None:
@@ -108,14 +108,14 @@ def is_found_live(what: str, folder: Path, chance: random.Random) -> bool:
         victim, struck = chance.randrange(REPLICAS), chance.randrange(2, 5)
         for iteration in range(1, struck + 1):
             gradient = torch.randn(20_000)
-            for rank, one in enumerate(each):
+            for rank, replica in enumerate(each):
                 mine, hit = gradient.clone(), (rank, iteration) == (victim, struck)
                 if hit and what == "gradient":
                     flip(mine.view(torch.uint8).numpy().data, chance)
-                one.train(mine)
+                replica.train(mine)
                 if hit and what != "gradient":
-                    flip(one.state[what].view(torch.uint8).numpy().data, chance)
-                one.stage(iteration)
+                    flip(replica.state[what].view(torch.uint8).numpy().data, chance)
+                replica.stage(iteration)
             compare(each, world)
         sound = [record.iteration for record in world.records if isinstance(record, StateCertified)]
         accused = [record.nodes for record in world.records if isinstance(record, StateRejected)]
@@ -125,8 +125,8 @@ def is_found_live(what: str, folder: Path, chance: random.Random) -> bool:
 def is_found_in_copy(what: str, folder: Path, chance: random.Random) -> bool:
     """A flip in a copy of a certified state, or on its way: no node begins from it."""
     with replicas(folder) as (each, world):
-        for one in each:
-            one.stage(1, persist=what == "store")
+        for replica in each:
+            replica.stage(1, persist=what == "store")
         compare(each, world)
         first = each[0].node
         holding = next(iter(first.keeper.holdings(first.address)))
@@ -208,15 +208,15 @@ def seconds_of_a_comparison() -> float:
     with tempfile.TemporaryDirectory(prefix="everstep-flip-") as folder, replicas(Path(folder)) as (each, world):
         spent = []
         for iteration in range(1, 40):
-            for one in each:
-                one.stage(iteration)
-            reports: list[Evidence] = [one.node.evidence.get(timeout=WAIT_S) for one in each]
+            for replica in each:
+                replica.stage(iteration)
+            reports: list[Evidence] = [replica.node.evidence.get(timeout=WAIT_S) for replica in each]
             began = time.thread_time()
-            for one, evidence in zip(each, reports, strict=True):
-                with one.node.keeper.open_shard(evidence.round, iteration, 0) as shard:
+            for replica, evidence in zip(each, reports, strict=True):
+                with replica.node.keeper.open_shard(evidence.round, iteration, 0) as shard:
                     Digests(shard).comparison()
                 world.send(EvidenceGiven(evidence))
-                one.node.keeper.note_certified(evidence)
+                replica.node.keeper.note_certified(evidence)
             spent.append(time.thread_time() - began)
         return statistics.median(spent)
 

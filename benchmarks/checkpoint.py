@@ -196,9 +196,9 @@ def _wait(process: subprocess.Popen[bytes]) -> tuple[float, str]:
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(30)
-    for one in [process, *workers]:
+    for child in [process, *workers]:
         with suppress(psutil.NoSuchProcess):
-            one.kill()
+            child.kill()
     process.wait()
     return peak, f"not done within {HUNG_S:.0f} s"
 
@@ -214,9 +214,9 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
 
 
 def _lines_of(case: Case, options: argparse.Namespace) -> Iterator[Line]:
-    there = psutil.virtual_memory().available >> 20
-    if there < case.needed_mib:
-        yield Line(f"{case.name}: memory", f">= {case.needed_mib} MiB", f"{there} MiB are free", False)
+    free_mib = psutil.virtual_memory().available >> 20
+    if free_mib < case.needed_mib:
+        yield Line(f"{case.name}: memory", f">= {case.needed_mib} MiB", f"{free_mib} MiB are free", False)
         return
     began = time.monotonic()
     try:

@@ -222,13 +222,13 @@ def second_life(bench: Bench) -> None:
     shards = read_commit(store, folder).holdings(folder)
     own_shard = next(shard for shard in shards if shard.shard == bench.context.rank or shard.shards == 1)
 
-    def measure_restore(name: str, source: Holding, there: Store, beside: str) -> None:
+    def measure_restore(name: str, source: Holding, origin: Store, beside: str) -> None:
         mapped: list[memoryview] = []
 
         def load() -> None:
             slot, offset = _unused_slot(place, source.size)
             mapped.append(slot)  # Nobody waits for the end of a mapping.
-            fetch(source, slot, there, Credentials(place.token, place.authority))
+            fetch(source, slot, origin, Credentials(place.token, place.authority))
             checkpointer.restore(replace(place, offset=offset, size=source.size, digest=source.digest), state)
 
         bench.measure(name, load, beside)
@@ -291,8 +291,8 @@ def measure_others(bench: Bench) -> None:
             folder.mkdir(exist_ok=True)
             bench.memcpy()
             bench.measure(name, work, "memcpy")
-            for one in running:
-                one.result()
+            for future in running:
+                future.result()
             running.clear()
             dist.barrier()
             if rank == 0:

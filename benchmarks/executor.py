@@ -71,8 +71,12 @@ def calls(count: int) -> dict[str, Any]:
     """Items that each call a template of steps with an argument."""
     task = {"name": "t", "template": "one", "withSequence": {"count": str(count // 3)}}
     task["arguments"] = {"parameters": [{"name": "x", "value": "{{item}}"}]}
-    one = {"name": "one", "inputs": {"parameters": [{"name": "x"}]}, "steps": [[{"name": "a", "template": "noop"}]]}
-    return workflow([{"name": "main", "dag": {"tasks": [task]}}, one])
+    template = {
+        "name": "one",
+        "inputs": {"parameters": [{"name": "x"}]},
+        "steps": [[{"name": "a", "template": "noop"}]],
+    }
+    return workflow([{"name": "main", "dag": {"tasks": [task]}}, template])
 
 
 def hooks(count: int) -> dict[str, Any]:
@@ -173,10 +177,10 @@ def status_line(engine: Engine) -> Line:
 def lines() -> Iterator[Line]:
     """All measurements. A line without a budget is for comparison."""
     bare = bare_s()
-    one, _ = step_s(chain(STEPS))
+    serial, _ = step_s(chain(STEPS))
     _, eight = step_s(fan(STEPS, at_once=8))
     yield Line(f"fork and exec of `{COMMAND[0]}`, bare", "", f"{bare * 1e3:.1f} ms", True)
-    for how, took in ((f"{STEPS} one after the other (median)", one), (f"{STEPS} with 8 at a time", eight)):
+    for how, took in ((f"{STEPS} one after the other (median)", serial), (f"{STEPS} with 8 at a time", eight)):
         over = took - bare
         yield Line(f"overhead of a step, {how}", f"<= {STEP_S * 1e3:.0f} ms", f"{over * 1e3:.1f} ms", over <= STEP_S)
     for name, shape in SHAPES:

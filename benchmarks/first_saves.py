@@ -31,15 +31,15 @@ JOB_S = 300.0
 def measure(mib: int, saves: int) -> list[float]:
     """Seconds of a memcpy, then those that each save of a new job blocks training. Raises CalledProcessError."""
     with tempfile.TemporaryDirectory(prefix="everstep-benchmark-") as folder:
-        told = Path(folder, "seconds.json")
+        seconds_file = Path(folder, "seconds.json")
         command = [
             sys.executable, "-m", "everstep", "launch", "--standalone", "--nproc-per-node=1",
             "--persist-interval=1000000", f"--store={folder}/store",
-            str(ROOT / "benchmarks" / "first_saves.py"), f"--mib={mib}", f"--saves={saves}", f"--worker={told}",
+            str(ROOT / "benchmarks" / "first_saves.py"), f"--mib={mib}", f"--saves={saves}", f"--worker={seconds_file}",
         ]  # fmt: skip
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         subprocess.run(command, env=environment, check=True, capture_output=True, timeout=JOB_S)
-        return json.loads(told.read_text())
+        return json.loads(seconds_file.read_text())
 
 
 def work(mib: int, saves: int) -> list[float]:
@@ -66,11 +66,11 @@ def _compute() -> None:
 
 
 def _memcpy(size: int) -> float:
-    one, other = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
     seconds = []
     for _ in range(COPIES):
         began = time.perf_counter()
-        other.copy_(one)
+        target.copy_(source)
         seconds.append(time.perf_counter() - began)
     return min(seconds)
 

@@ -141,7 +141,7 @@ def main() -> None:
         run = default_run(Path(name))
         if run.exit_code:
             sys.exit(f"the default run ended with {run.exit_code}; see {run.folder}")
-        killed = [one for one, _ in kills(Path(name), run.dataset, options.kills)]
+        killed = [kill for kill, _ in kills(Path(name), run.dataset, options.kills)]
         wait_until(lambda: not run.left, "nothing left of the run", 5)
     print(f"{os.cpu_count()} cores\n\n{table(rows_of(run, killed))}")
 

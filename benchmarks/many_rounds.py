@@ -84,7 +84,7 @@ def left_behind(lines: Path) -> list[str]:
     rounds = [json.loads(line) for line in lines.read_text().splitlines()]
     kinds: list[str] = []
     for name, more in (("files", 0), ("threads", 0), ("memory_mib", MORE_MIB)):
-        settled, last = ([one[name] for one in rounds[part]] for part in (WHILE_SETTLING, LAST))
+        settled, last = ([round_[name] for round_ in rounds[part]] for part in (WHILE_SETTLING, LAST))
         if min(last) > max(settled) + more:
             kinds.append(f"{name}: at most {max(settled)} in rounds 50 to 100, at least {min(last)} in the last 50")
     return kinds

@@ -286,7 +286,7 @@ def losses(stage: Scene, count: int, rows: list[Row]) -> None:
     died, heard = stage.replace_master()
     connected = sorted(at - died for part in heard for at in part.connected if at > died)
     answered = max(at for part in heard for at in part.answered) - died
-    node_losses = [one for one in read_journal(DirectoryStore(stage.folder), JOB) if isinstance(one, NodeLost)]
+    node_losses = [record for record in read_journal(DirectoryStore(stage.folder), JOB) if isinstance(record, NodeLost)]
     looks = sum(part.looks for part in heard)
     summary_text = (
         f"half {connected[len(connected) // 2]:.1f} s, the last {connected[-1]:.1f} s; all answered {answered:.1f} s"

@@ -196,7 +196,7 @@ def _newest_iteration(place: Path) -> int:
 
 def format_kills(killed: Sequence[Kill]) -> str:
     """Median and maximum."""
-    seconds = [one.seconds for one in killed]
+    seconds = [kill.seconds for kill in killed]
     if not seconds:
         return "never"
     return f"median {statistics.median(seconds):.2f} s, maximum {max(seconds):.2f} s"
@@ -214,14 +214,14 @@ def main() -> None:
         dataset = options.dataset or make_dataset(folder)
         ours = kills(folder, dataset, options.kills)
         theirs, hung = ([], 0) if options.no_peer else torchrun_kills(folder, dataset, options.kills)
-    killed = [one for one, _ in ours]
+    killed = [kill for kill, _ in ours]
     rows = [(f"everstep (budget: <= {BUDGET_S:g} s, <= {BUDGET_LOST})", killed)]
     peer = f"torchrun, torch.save every {SAVE_EVERY} ({hung} more kills: hung for {HUNG_S:g} s, started anew)"
     rows += [] if options.no_peer else [(peer, theirs)]
     print(f"{os.cpu_count()} cores, {options.kills} kills\n")
     print("| what | kill -> next iteration | iterations lost, at most |\n|---|---|---|")
-    for what, one in rows:
-        print(f"| {what} | {format_kills(one)} | {max((kill.lost for kill in one), default='')} |")
+    for what, row_kills in rows:
+        print(f"| {what} | {format_kills(row_kills)} | {max((kill.lost for kill in row_kills), default='')} |")
     if not options.no_peer:
         what = f"kill -9 of a worker -> next iteration finished, {options.kills} kills"
         measured_text = f"{format_kills(killed)}; torchrun with torch.save: {format_kills(theirs)}"

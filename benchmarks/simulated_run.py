@@ -102,8 +102,10 @@ def calibrate(observed: Observed) -> Costs:
     """Costs as that run shows them."""
     gaps = [later - sooner for sooner, later in pairwise(observed.moments)]
     iteration = statistics.median(gaps)
-    killed = [one for one in observed.fired if one.kind is Kind.CRASH]
-    stood = statistics.median(standstill(observed.moments, one.time, one.time + AFTER_S) for one in killed)
+    killed = [injection for injection in observed.fired if injection.kind is Kind.CRASH]
+    stood = statistics.median(
+        standstill(observed.moments, injection.time, injection.time + AFTER_S) for injection in killed
+    )
     base = COSTS["local"]
     fixed = base.detect_s + base.stop_s + base.restore_s
     return replace(base, source="calibrated", iteration_s=iteration, init_s=max(0.0, stood - iteration - fixed),
@@ -125,10 +127,10 @@ def _starts(records: Sequence[dict[str, object]]) -> list[float]:
 
 def foretell(observed: Observed, costs: Costs) -> float:
     """Iterations that the simulator expects in the same time with the same faults."""
-    machines = [int(one.node.split("-")[1]) for one in observed.fired]
+    machines = [int(injection.node.split("-")[1]) for injection in observed.fired]
     failures = tuple(
-        Failure(one.time - observed.began, (machine,), process=one.kind is Kind.CRASH)
-        for one, machine in zip(observed.fired, machines, strict=True)
+        Failure(injection.time - observed.began, (machine,), process=injection.kind is Kind.CRASH)
+        for injection, machine in zip(observed.fired, machines, strict=True)
     )
     outcome = simulate(NODES, Trace(observed.seconds, NODES, failures), Policy("default"), costs)
     return outcome.useful_s / costs.iteration_s

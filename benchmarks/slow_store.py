@@ -109,7 +109,7 @@ def main() -> None:
         ):
             for wire, plan in WIRES.items():
                 seconds, bad = measure(server, plan(), FAR_S if wire == FAR else 0.0)
-                cells = [f"{1000 * one:.0f} ms" if one < 1 else f"{one:.1f} s" for one in seconds]
+                cells = [f"{1000 * value_s:.0f} ms" if value_s < 1 else f"{value_s:.1f} s" for value_s in seconds]
                 print(f"| {name} | {wire} | {' | '.join(cells)} | {bad} |", flush=True)
 
 

@@ -146,9 +146,9 @@ def kills(folder: Path, dataset: str, count: int, ranks: int, way: Way, seed: in
             moments.append(kill(victim))
             load.append(os.getloadavg()[0])
             reached = run.wait_iteration(max(reached, before) + choose.randrange(6, 14))
-            others = {worker.pid for worker in workers} - {victim.pid}
-            expected += len(others)
-            survivors_kept += len(others & {worker.pid for worker in seated_ranks(run, ranks)})
+            other_ranks = {worker.pid for worker in workers} - {victim.pid}
+            expected += len(other_ranks)
+            survivors_kept += len(other_ranks & {worker.pid for worker in seated_ranks(run, ranks)})
             print(f"{ranks} ranks, {way.name}: kill {number + 1}/{count} at iteration {before}", file=sys.stderr)
         if compare:
             newest, weights = newest_checkpoint(run, after=reached)
@@ -161,7 +161,7 @@ def kills(folder: Path, dataset: str, count: int, ranks: int, way: Way, seed: in
     calm = statistics.median(line["seconds"] for line in lines)
     equal = not newest or weights == undisturbed_run(folder, dataset, count, ranks, way, newest)
     return Series(
-        ranks, way, [one.seconds for one, _ in costs], calm, max(one.lost for one, _ in costs), survivors_kept,
+        ranks, way, [cost.seconds for cost, _ in costs], calm, max(cost.lost for cost, _ in costs), survivors_kept,
         expected,
         _graphs(lines), newest, equal, statistics.mean(load), [parts for _, parts in costs],
     )  # fmt: skip
@@ -272,7 +272,7 @@ def describe(series: Series) -> str:
 
 def describe_parts(series: Series) -> str:
     """Median and minimum of each part."""
-    each = {field.name: [getattr(one, field.name) for one in series.parts] for field in fields(Parts)}
+    each = {field.name: [getattr(part, field.name) for part in series.parts] for field in fields(Parts)}
     return ", ".join(f"{name} {statistics.median(some):.3f} ({min(some):.3f})" for name, some in each.items())
 
 
@@ -295,15 +295,21 @@ def main() -> None:
         dataset = options.dataset or make_dataset(folder)
         print("| workers | kill -> next iteration | budget, within | lost | processes kept | graphs | weights |")
         print("|---|---|---|---|---|---|---|")
-        for one in measure(folder, dataset, options.kills, options.ranks, options.ways, options.compare):
-            budget = f"{one.budget_s:.2f} s, {one.within} of {len(one.seconds)}"
-            weights = f"equal at {one.compared}" if one.compared and one.equal else "DIFFER" if one.compared else "-"
+        for series in measure(folder, dataset, options.kills, options.ranks, options.ways, options.compare):
+            budget = f"{series.budget_s:.2f} s, {series.within} of {len(series.seconds)}"
+            weights = (
+                f"equal at {series.compared}"
+                if series.compared and series.equal
+                else "DIFFER"
+                if series.compared
+                else "-"
+            )
             print(
-                f"| {one.ranks} ranks, {one.way.name} | {describe(one)} | {budget} | {one.lost} "
-                f"| {one.kept} of {one.expected} | {one.graphs[0]:g} -> {one.graphs[1]:g} | {weights} |",
+                f"| {series.ranks} ranks, {series.way.name} | {describe(series)} | {budget} | {series.lost} "
+                f"| {series.kept} of {series.expected} | {series.graphs[0]:g} -> {series.graphs[1]:g} | {weights} |",
                 flush=True,
             )
-            print(f"  seconds, median (minimum): {describe_parts(one)}", file=sys.stderr, flush=True)
+            print(f"  seconds, median (minimum): {describe_parts(series)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

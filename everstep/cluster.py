@@ -52,10 +52,10 @@ def refuse_unready(route: "Route", manifest: dict[str, Any]) -> None:
         findings = route.examine(replace(needs_of(manifest), version=VERSION))
     except ApiError as error:
         raise BadInput(str(error)) from None
-    for one in findings:
-        if one.verdict is Verdict.DOUBTFUL and one.mend:
-            print(f"note: {one.text}", file=sys.stderr)
-    if wrong := [one.text for one in findings if one.verdict is Verdict.WRONG]:
+    for finding in findings:
+        if finding.verdict is Verdict.DOUBTFUL and finding.mend:
+            print(f"note: {finding.text}", file=sys.stderr)
+    if wrong := [finding.text for finding in findings if finding.verdict is Verdict.WRONG]:
         raise BadInput("\n  ".join([f"namespace {route.namespace} is not ready, nothing was submitted:", *wrong]))
 
 

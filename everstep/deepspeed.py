@@ -220,9 +220,9 @@ def _original(value: Any) -> Any:
         case "set":
             return set(value["value"])
         case name if name in _CLASSES:
-            one = object.__new__(getattr(import_module(_CLASSES[name]), name))
-            vars(one).update(_original(value["value"]))
-            return one
+            instance = object.__new__(getattr(import_module(_CLASSES[name]), name))
+            vars(instance).update(_original(value["value"]))
+            return instance
     raise RestoreError(f"a checkpoint of a later Everstep: unknown object {value[_TAG]!r}")
 
 

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from everstep.runtime.system.platform_support import platform_lack
+from everstep.runtime.system.platform_support import has_pidfds, platform_lack
 
 if TYPE_CHECKING:
     from everstep.runtime.checkpoint.errors import RestoreError, StateError
@@ -44,7 +44,7 @@ class BadInput(Exception):  # noqa: N818 - what it is, not how it is told
 
 def require_platform() -> None:
     """Raise BadInput on a system that lacks what local runs need."""
-    if lack := platform_lack(sys.platform, platform.release()):
+    if lack := platform_lack(sys.platform, platform.release(), has_pidfds()):
         raise BadInput(lack)
 
 
@@ -61,10 +61,10 @@ def permission_line(error: PermissionError) -> str:
 
 def why_not_writable(folder: Path) -> str:
     """Why nothing can be written into this folder, which need not exist yet; empty if it can. Makes nothing."""
-    there = next(one for one in (folder, *folder.absolute().parents) if os.path.lexists(one))
-    if not there.is_dir():
-        return f"{there}: {os.strerror(errno.ENOTDIR)}"
-    return "" if os.access(there, os.W_OK | os.X_OK) else f"{there}: {os.strerror(errno.EACCES)}"
+    nearest = next(ancestor for ancestor in (folder, *folder.absolute().parents) if os.path.lexists(ancestor))
+    if not nearest.is_dir():
+        return f"{nearest}: {os.strerror(errno.ENOTDIR)}"
+    return "" if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest}: {os.strerror(errno.EACCES)}"
 
 
 def _owner(path: Path) -> str:

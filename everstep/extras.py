@@ -22,8 +22,8 @@ _STEP = "everstep.steps."
 def require(*packages: str, who: str = "", otherwise: str = "") -> None:
     """Raise BadInput if this Python lacks one of these packages. `otherwise` follows the command that installs it."""
     if missing := sorted({name for name in packages if find_spec(name) is None}):
-        wanted = sorted({EXTRAS[name] for name in missing})
-        extra = wanted[0] if len(wanted) == 1 else "all"
+        extras = sorted({EXTRAS[name] for name in missing})
+        extra = extras[0] if len(extras) == 1 else "all"
         raise BadInput(f"{who}this Python has no {', '.join(missing)}: pip install 'everstep[{extra}]'{otherwise}")
 
 
@@ -31,7 +31,9 @@ def require_for(manifest: Mapping[str, Any]) -> None:
     """Raise BadInput if this Python lacks a package of one of Everstep's own steps in that workflow."""
     spec = manifest.get("spec")
     templates = spec.get("templates") if isinstance(spec, Mapping) else None
-    steps = {step for one in templates or () if isinstance(one, Mapping) and (step := _step_of(one)) in STEPS}
+    steps = {
+        step for template in templates or () if isinstance(template, Mapping) and (step := _step_of(template)) in STEPS
+    }
     missing = {step: STEPS[step] for step in sorted(steps) if any(find_spec(name) is None for name in STEPS[step])}
     if missing:
         who = f"{'step' if len(missing) == 1 else 'steps'} {', '.join(missing)}: "

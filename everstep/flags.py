@@ -110,12 +110,12 @@ def _type_options(hint: Any, look: Flag, has_words: bool) -> dict[str, Any]:
     if typing.get_origin(hint) is Annotated:
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        hint = next(one for one in typing.get_args(hint) if one is not types.NoneType)
+        hint = next(member for member in typing.get_args(hint) if member is not types.NoneType)
     if typing.get_origin(hint) is tuple:
         inner = _type_options(typing.get_args(hint)[0], look, has_words)
         return {**inner, "nargs": "+"} if look.is_positional else {**inner, "action": "append"}
     if typing.get_origin(hint) is Literal:
-        choices = [one for one in typing.get_args(hint) if one != ""]
+        choices = [choice for choice in typing.get_args(hint) if choice != ""]
         return {"choices": typing.get_args(hint), "type": type(choices[0]), "metavar": "|".join(map(str, choices))}
     if hint is bool:
         return {"action": "store_true"} if has_words else {"nargs": "?", "const": True, "type": _parse_bool,

@@ -91,12 +91,12 @@ class FlashCheckpoints:
     def _stored_checkpoints(self) -> Iterator[list[Shard]]:
         """Every complete committed checkpoint of the job, the newest first."""
         store, prefix = self._checkpoints.store_and_prefix()
-        for one in reversed(list_checkpoints(store, prefix)):
+        for checkpoint in reversed(list_checkpoints(store, prefix)):
             try:
-                if one.commit is not None:
-                    yield verify_shards(open_shards(*sources_in(store, one.folder, one.commit)))
+                if checkpoint.commit is not None:
+                    yield verify_shards(open_shards(*sources_in(store, checkpoint.folder, checkpoint.commit)))
             except RestoreError as error:
-                print(f"everstep: {one.folder} is skipped: {error}", file=sys.stderr)
+                print(f"everstep: {checkpoint.folder} is skipped: {error}", file=sys.stderr)
 
 
 class DdpCheckpointer(FlashCheckpoints):

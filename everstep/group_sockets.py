@@ -71,10 +71,10 @@ def _sockets() -> dict[str, int]:
 
 def _shut_down(file: int) -> None:
     """Shut a TCP connection down. A listener is left: gloo ends the process when its own fails."""
-    with suppress(OSError), socket.socket(fileno=os.dup(file)) as one:
-        is_tcp = one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
-        if is_tcp and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            one.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError), socket.socket(fileno=os.dup(file)) as duplicate:
+        is_tcp = duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM
+        if is_tcp and not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            duplicate.shutdown(socket.SHUT_RDWR)
 
 
 def _abort_groups() -> None:

@@ -67,8 +67,8 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
-        for one in value:
-            yield from _parts(one)
+        for element in value:
+            yield from _parts(element)
     else:
         yield value
 

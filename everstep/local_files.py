@@ -124,8 +124,8 @@ class _Upload:
         names = [re.sub(r"[^A-Za-z0-9._-]", "_", Path(name).name) for name in files]
         if sorted(set(names), key=natural_key) != names:  # Not one folder's order: numbers keep the given one.
             names = [f"{number:05}-{name}" for number, name in enumerate(names)]
-        there = {name: Path(file) for name, file in zip(names, files, strict=True)}
-        return self._folder("uploads", there, FINISHED_TEXT)
+        path_by_name = {name: Path(file) for name, file in zip(names, files, strict=True)}
+        return self._folder("uploads", path_by_name, FINISHED_TEXT)
 
     def _folder(self, prefix: str, files: Mapping[str, Path], manifest: str) -> str:
         """Put these files into a folder of the store, by their names there; the manifest comes last."""

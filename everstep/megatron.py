@@ -167,7 +167,7 @@ def _sharded_optimizer(optimizer: Any, model_state: dict[str, Any], loading: boo
         return optimizer.sharded_state_dict(model_state, is_loading=loading)
     prepare_optimizer(optimizer, "optimizer")
     state = optimizer.state_dict()
-    steps = [one["step"] for one in state["state"].values() if "step" in one]
+    steps = [parameter_state["step"] for parameter_state in state["state"].values() if "step" in parameter_state]
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     parameter_map: Any = get_param_id_to_sharded_param_map(model_state, parameters)
     optim_state_to_sharding_state(state, parameter_map, exclude_keys=("step",))
@@ -180,8 +180,8 @@ def _load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
     if not hasattr(optimizer, "sharded_state_dict"):
         step = state["state"].pop("common_step", None)
         if step is not None:
-            for one in state["state"].values():
-                one["step"] = step.clone() if isinstance(step, torch.Tensor) else step
+            for parameter_state in state["state"].values():
+                parameter_state["step"] = step.clone() if isinstance(step, torch.Tensor) else step
     optimizer.load_state_dict(state)
 
 
@@ -191,14 +191,14 @@ def _main_replicas(sharded_state_dict: dict[str, Any]) -> dict[str, Any]:
     parts: dict[str, Any] = {}
     boxes: dict[str, Any] = {}
     objects: dict[str, Any] = {}
-    for one in nested_values(sharded_state):
-        if not is_main_replica(one.replica_id):
+    for sharded in nested_values(sharded_state):
+        if not is_main_replica(sharded.replica_id):
             continue
-        if isinstance(one, ShardedTensor):
-            name = f"{one.key}@{'.'.join(map(str, one.global_offset))}"
-            parts[name], boxes[name] = one.data, [one.key, *map(list, _box(one))]
+        if isinstance(sharded, ShardedTensor):
+            name = f"{sharded.key}@{'.'.join(map(str, sharded.global_offset))}"
+            parts[name], boxes[name] = sharded.data, [sharded.key, *map(list, _box(sharded))]
         else:
-            objects[one.unique_key] = one.data
+            objects[sharded.unique_key] = sharded.data
     return {"parts": parts, "boxes": boxes, "objects": objects, "common": common}
 
 
@@ -221,12 +221,12 @@ def _assemble(shards: list[Shard], sharded_state_dict: dict[str, Any]) -> dict[s
     holders, objects = _holders(shards), _objects(shards)
     wants: list[WantedTensor] = []
 
-    def replace(one: ShardedTensor | ShardedObject) -> Any:
-        if isinstance(one, ShardedObject):
-            return _object(one, objects)
-        device = one.data.device if one.data is not None else torch.device("cpu")
-        tensor = torch.empty(one.local_shape, dtype=one.dtype, device=device)
-        wants.extend(_wanted_parts(one, tensor, holders.get(one.key, ())))
+    def replace(sharded: ShardedTensor | ShardedObject) -> Any:
+        if isinstance(sharded, ShardedObject):
+            return _object(sharded, objects)
+        device = sharded.data.device if sharded.data is not None else torch.device("cpu")
+        tensor = torch.empty(sharded.local_shape, dtype=sharded.dtype, device=device)
+        wants.extend(_wanted_parts(sharded, tensor, holders.get(sharded.key, ())))
         return tensor
 
     dict_list_map_inplace(replace, local)
@@ -247,19 +247,19 @@ def _holders(shards: list[Shard]) -> dict[str, list[_Holder]]:
     return holders
 
 
-def _wanted_parts(one: ShardedTensor, tensor: torch.Tensor, holders: Iterable[_Holder]) -> Iterator[WantedTensor]:
+def _wanted_parts(sharded: ShardedTensor, tensor: torch.Tensor, holders: Iterable[_Holder]) -> Iterator[WantedTensor]:
     """The regions of `tensor`, each with the held part that it is read from. Raises RestoreError."""
-    box = _box(one)
+    box = _box(sharded)
     covered, missing = cover(box, [(holder, holder.box) for holder in holders])
     if missing:
         part = list(missing[0].offset)
-        raise RestoreError(f"{one.key}: the checkpoint has no part at {part}; does it belong to this model?")
+        raise RestoreError(f"{sharded.key}: the checkpoint has no part at {part}; does it belong to this model?")
     target = tensor.view(box.shape)
     for holder, region in covered:
-        offset = tuple(a - b for a, b in zip(region.offset, holder.box.offset, strict=True))[one.prepend_axis_num :]
-        shape = region.shape[one.prepend_axis_num :]
-        shape_held = holder.box.shape[one.prepend_axis_num :]
-        into = target[region.slices_in(box)][(0,) * one.prepend_axis_num]
+        offset = tuple(a - b for a, b in zip(region.offset, holder.box.offset, strict=True))[sharded.prepend_axis_num :]
+        shape = region.shape[sharded.prepend_axis_num :]
+        shape_held = holder.box.shape[sharded.prepend_axis_num :]
+        into = target[region.slices_in(box)][(0,) * sharded.prepend_axis_num]
         yield WantedTensor(holder.path, TensorPart(shape_held, Box(offset, shape)), into)
 
 
@@ -267,13 +267,13 @@ def _objects(shards: list[Shard]) -> dict[str, tuple[Shard, Any]]:
     return {key: (shard, json) for shard in shards for key, json in shard.saved["state"]["saved"]["objects"].items()}
 
 
-def _object(one: ShardedObject, objects: dict[str, tuple[Shard, Any]]) -> Any:
-    if one.unique_key in objects:
-        return read_value(*objects[one.unique_key])
-    if one.data is not None:
+def _object(sharded: ShardedObject, objects: dict[str, tuple[Shard, Any]]) -> Any:
+    if sharded.unique_key in objects:
+        return read_value(*objects[sharded.unique_key])
+    if sharded.data is not None:
         raise RestoreError(
-            f"{one.unique_key}: the checkpoint has no such object; was it saved with these parallel sizes?"
+            f"{sharded.unique_key}: the checkpoint has no such object; was it saved with these parallel sizes?"
         )
-    if one.key == "random" and not any(one.global_offset):
+    if sharded.key == "random" and not any(sharded.global_offset):
         print("everstep: other parallel sizes than the checkpoint's: random states stay as seeded", file=sys.stderr)
     return None

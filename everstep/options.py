@@ -78,7 +78,7 @@ class Submission:
             plain = Submission()
             names = ("watch", "detach", "logs", "namespace", "service_account", "image", "code", "image_pull_secret",
                      "store_secret")  # fmt: skip
-            flags = [f"--{one.replace('_', '-')}" for one in names if getattr(self, one) != getattr(plain, one)]
+            flags = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) != getattr(plain, name)]
             if flags:
                 raise BadInput(f"{', '.join(flags)}: only for Argo, and the target is local ({reason})")
         elif self.env:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from everstep.runtime.agent.forkserver import die_with_parent
 from everstep.runtime.data import DatasetError, Part, Sampler, mix_seed, parts_of
-from everstep.seeding import RandomStream, seed_all
+from everstep.seeding import RandomStream, seed_cpu_generators
 
 _OURS = ("batch_size", "sampler", "batch_sampler", "drop_last")
 
@@ -162,12 +162,12 @@ class _IndexedSamples:
     def __getitems__(self, places: list[tuple[int, int]]) -> Any:
         """A dataset that reads many at once (Hugging Face's) is seeded with the first position."""
         if hasattr(self.dataset, "__getitems__"):
-            seed_all(mix_seed(self.seed, places[0][0]))
+            seed_cpu_generators(mix_seed(self.seed, places[0][0]))
             return self.dataset.__getitems__([index for _, index in places])
         return [self._read(position, index) for position, index in places]
 
     def _read(self, position: int, index: int) -> Any:
-        seed_all(mix_seed(self.seed, position))
+        seed_cpu_generators(mix_seed(self.seed, position))
         return self.dataset[index]
 
 
@@ -218,7 +218,7 @@ class _Stream(IterableDataset[FetchedBatch]):
         of (seed, epoch)."""
         consumed, epoch, skip_count = self._start
         while self._shape.epochs is None or epoch < self._shape.epochs:
-            seed_all(mix_seed(self._shape.seed, epoch))
+            seed_cpu_generators(mix_seed(self._shape.seed, epoch))
             offset = skip_count
             for sample in self._reader(epoch, skip_count):
                 consumed, offset = consumed + 1, offset + 1

@@ -136,8 +136,8 @@ def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int
     cluster_manifest = manifest_for_cluster(manifest, name, target.route.namespace, how)
     if not how.output:
         refuse_unready(target.route, cluster_manifest)
-    if (there := with_addresses(config, how.store, how.code)) is not config:
-        manifest = manifest_of(build(there), absolute_uri(how.store))
+    if (cluster_config := with_addresses(config, how.store, how.code)) is not config:
+        manifest = manifest_of(build(cluster_config), absolute_uri(how.store))
         cluster_manifest = manifest_for_cluster(manifest, name, target.route.namespace, how)
     if how.output:
         return _print(cluster_manifest)
@@ -164,9 +164,9 @@ def _lint(manifest: dict[str, Any]) -> None:
     from everstep.runtime.workflow.manifest.library import Library
     from everstep.runtime.workflow.manifest.yaml_source import Document
 
-    wrong = [one for one in findings(Document(manifest, ""), Library()) if one.error]
+    wrong = [finding for finding in findings(Document(manifest, ""), Library()) if finding.error]
     if wrong:
-        raise BadInput("\n  ".join(one.text for one in wrong))
+        raise BadInput("\n  ".join(finding.text for finding in wrong))
 
 
 def _first_line() -> str:

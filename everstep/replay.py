@@ -162,4 +162,4 @@ def _gather(results: Sequence[int], device: torch.device) -> list[list[int]]:
     mine = torch.tensor(results, dtype=torch.int64, device=device)
     each = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(each, mine)
-    return [one.tolist() for one in each]
+    return [tensor.tolist() for tensor in each]

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of a seed and a position, so that a restart or another world size repeats them."""
+"""The random generators of the CPU (torch's, numpy's, Python's): the same seed repeats the same numbers."""
 
 import random
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 
-def seed_all(seed: int) -> None:
-    """Seed torch's CPU generator, numpy's and Python's own with a number of 63 bits."""
+def seed_cpu_generators(seed: int) -> None:
+    """Seed torch's CPU generator, numpy's and Python's own with a number of 63 bits; no device's generator."""
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
@@ -21,7 +21,7 @@ class RandomStream:
 
     def __init__(self, seed: int) -> None:
         outside = _state()
-        seed_all(seed)
+        seed_cpu_generators(seed)
         self._inside = _state()
         _set_state(outside)
 

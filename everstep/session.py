@@ -291,5 +291,5 @@ def context_from_environment(kept_values: KeptValues) -> Context:
 
 def local_device(local_rank: int) -> torch.device:
     """The device of that local rank; the CPU where this machine has no other that a process group can use."""
-    there = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return torch.device(there.type, local_rank) if there and there.type in GROUP_BACKENDS else torch.device("cpu")
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device(device.type, local_rank) if device and device.type in GROUP_BACKENDS else torch.device("cpu")

@@ -15,9 +15,9 @@ def checked_variables(names: Sequence[str]) -> tuple[str, ...]:
     """The variables that --env names. Raises BadInput for a variable that is not set here."""
     from everstep.runtime.workflow.pods.inherited_variables import unset_names
 
-    for one in unset_names(os.environ, names):
-        value = "; it is passed on, not set here: write only its NAME" if "=" in one else ""
-        raise BadInput(f"--env {one.partition('=')[0]}: no such variable is set here{value}")
+    for entry in unset_names(os.environ, names):
+        value = "; it is passed on, not set here: write only its NAME" if "=" in entry else ""
+        raise BadInput(f"--env {entry.partition('=')[0]}: no such variable is set here{value}")
     return tuple(names)
 
 
@@ -25,9 +25,9 @@ def warn_missing_variables(run: str, names: Sequence[str]) -> None:
     """For a run that is resumed: warn about variables that it had before and that are not set here."""
     from everstep.runtime.workflow.pods.inherited_variables import unset_names
 
-    for one in unset_names(os.environ, names):
+    for name in unset_names(os.environ, names):
         print(
-            f"{run}: its pods had the variable {one}, which is not set here; they continue without it", file=sys.stderr
+            f"{run}: its pods had the variable {name}, which is not set here; they continue without it", file=sys.stderr
         )
 
 

@@ -51,23 +51,23 @@ class Optimizers:
 
     def step(self) -> None:
         """Step, and clear the gradients."""
-        for one in self.each:
-            one.step()
-            one.zero_grad()
+        for optimizer in self.each:
+            optimizer.step()
+            optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
         """By the names of parameters, so that another division of the model can load it."""
         pairs = zip(self.parts, self.each, strict=True)
         return {
             name: value
-            for part, one in pairs
-            for name, value in get_optimizer_state_dict(part, one, options=FLAT).items()
+            for part, optimizer in pairs
+            for name, value in get_optimizer_state_dict(part, optimizer, options=FLAT).items()
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Each optimizer takes what is its own."""
-        for part, one in zip(self.parts, self.each, strict=True):
-            set_optimizer_state_dict(part, one, optim_state_dict=state_dict, options=FLAT)
+        for part, optimizer in zip(self.parts, self.each, strict=True):
+            set_optimizer_state_dict(part, optimizer, optim_state_dict=state_dict, options=FLAT)
 
 
 class Recipe:

@@ -33,7 +33,7 @@ def main() -> None:
     checkpointer = everstep.Checkpointer(state)
     checkpointer.load(state)
     for batch in batches:
-        inputs, targets = (one.to(accelerator.device) for one in batch.data)
+        inputs, targets = (tensor.to(accelerator.device) for tensor in batch.data)
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
         accelerator.backward(loss * batch.weight)
         optimizer.step()

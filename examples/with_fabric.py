@@ -26,9 +26,11 @@ def main() -> None:
     options = parser.parse_args()
 
     job = everstep.init()  # Before Fabric, which then uses this process group.
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     strategy = "ddp" if job.world_size > 1 else "auto"
-    fabric = Fabric(accelerator=job.device.type, devices=here, num_nodes=job.world_size // here, strategy=strategy)
+    fabric = Fabric(
+        accelerator=job.device.type, devices=local_ranks, num_nodes=job.world_size // local_ranks, strategy=strategy
+    )
     fabric.launch()
     network = torch.nn.Sequential(torch.nn.Linear(1, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     model, optimizer = fabric.setup(network, torch.optim.AdamW(network.parameters(), lr=1e-2))
@@ -37,7 +39,7 @@ def main() -> None:
     checkpointer = everstep.Checkpointer(state)
     checkpointer.load(state)
     for batch in batches:
-        inputs, targets = (one.to(fabric.device) for one in batch.data)
+        inputs, targets = (tensor.to(fabric.device) for tensor in batch.data)
         loss = torch.nn.functional.mse_loss(model(inputs), targets)
         fabric.backward(loss * batch.weight)
         optimizer.step()

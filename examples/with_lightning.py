@@ -52,9 +52,9 @@ def main() -> None:
     dataset = samples(128)
     sampler = everstep.ElasticSampler(dataset, global_batch=options.global_batch)
     checkpoints = EverstepCallback(sampler)
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     trainer = Trainer(
-        accelerator=job.device.type, devices=here, num_nodes=job.world_size // here,
+        accelerator=job.device.type, devices=local_ranks, num_nodes=job.world_size // local_ranks,
         strategy="ddp" if job.world_size > 1 else "auto", max_steps=options.iterations, callbacks=[checkpoints],
         use_distributed_sampler=False, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, log_every_n_steps=1,

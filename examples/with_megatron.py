@@ -31,7 +31,7 @@ class Attention(torch.nn.Module):
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """(length, batch, heads, size) each -> (length, batch, heads * size)."""
-        query, key, value = (one.permute(1, 2, 0, 3) for one in (query, key, value))
+        query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
         return scaled_dot_product_attention(query, key, value, is_causal=True).permute(2, 0, 1, 3).flatten(2)
 
 

@@ -45,7 +45,7 @@ def _workflow_template(template: Container) -> dict[str, Any]:
         labels={VERSION_LABEL: VERSION},
         annotations={name: text for name, text in title.items() if name not in (ACCOUNT, JOB_TOKEN)},
         entrypoint=template.name,
-        arguments=[_as_argument(one) for one in inputs],
+        arguments=[_as_argument(input_) for input_ in inputs],
         templates=[_with_inputs(template, inputs)],
     )
     manifest: dict[str, Any] = result.to_dict()
@@ -59,7 +59,7 @@ def _as_argument(parameter: Parameter) -> Parameter:
 
 
 def _with_inputs(template: Container, inputs: list[Parameter]) -> Container:
-    arguments = [CALLER_VARIABLE.sub(r"{{inputs.parameters.\1}}", str(one)) for one in template.args or []]
+    arguments = [CALLER_VARIABLE.sub(r"{{inputs.parameters.\1}}", str(arg)) for arg in template.args or []]
     result = copy.copy(template)
     result.args, result.inputs = arguments, inputs
     return result

@@ -86,7 +86,7 @@ def stages(text: str, arguments: Mapping[str, str] = {}) -> dict[str, Stage]:
                 raise ContainerfileError(f"ARG {rest}: give --build-arg {rest}=...")
             rest = f"{rest}={arguments[rest]}"
         if verb == "FROM":
-            base, _, name = re.sub(r"\$\{(\w+)}", lambda one: arguments.get(one[1], ""), rest).partition(" AS ")
+            base, _, name = re.sub(r"\$\{(\w+)}", lambda ref: arguments.get(ref[1], ""), rest).partition(" AS ")
             if not base or not name or name in stages:
                 raise ContainerfileError(f"{line}: each stage has a base and a name of its own")
             stages[name] = Stage(name, base)
@@ -121,7 +121,7 @@ def ignore_rule(patterns: str) -> Callable[[str], bool]:
     def decide(path: str) -> bool:
         parts = path.split("/")
         above = ["/".join(parts[:length]) for length in range(1, len(parts) + 1)]
-        decisions = [out for out, pattern in rules if any(pattern.fullmatch(one) for one in above)]
+        decisions = [out for out, pattern in rules if any(pattern.fullmatch(prefix) for prefix in above)]
         return decisions[-1] if decisions else False
 
     return decide

@@ -110,8 +110,8 @@ class Builder:
 
     def _follow(self, stage: Stage) -> None:
         """Its instructions, in their order."""
-        needed_stages = [stage.base, *(one.flag("from") for one in stage.instructions)]
-        needed_stages += [mount.get("from", "") for one in stage.instructions for mount in one.mounts()]
+        needed_stages = [stage.base, *(instruction.flag("from") for instruction in stage.instructions)]
+        needed_stages += [mount.get("from", "") for instruction in stage.instructions for mount in instruction.mounts()]
         for name in filter(None, needed_stages):
             self.build(name)
         self._layer(stage.name).mkdir()
@@ -127,15 +127,15 @@ class Builder:
     def _follow_run(self, name: str, base_settings: Settings, instruction: Instruction) -> None:
         """Follow one RUN. Raises ContainerfileError with what it said."""
         lines, mounts, build_arguments = [], [], dict(base_settings.arguments)
-        for one in instruction.mounts():
-            if one["type"] == "cache":
+        for mount in instruction.mounts():
+            if mount["type"] == "cache":
                 self.cache.mkdir(parents=True, exist_ok=True)
-                mounts.append(Mount(str(self.cache), one["target"], "rw"))
-            elif one["type"] == "bind" and one.get("from") and not lines:
-                lines += self._overlay(self.layers(one["from"]), "other")
-                mounts.append(Mount(f"{self.folder}/other{one['source']}", one["target"]))
+                mounts.append(Mount(str(self.cache), mount["target"], "rw"))
+            elif mount["type"] == "bind" and mount.get("from") and not lines:
+                lines += self._overlay(self.layers(mount["from"]), "other")
+                mounts.append(Mount(f"{self.folder}/other{mount['source']}", mount["target"]))
             else:
-                raise ContainerfileError(f"RUN --mount={one}: only type=cache, and once type=bind with from")
+                raise ContainerfileError(f"RUN --mount={mount}: only type=cache, and once type=bind with from")
         build_arguments |= {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         if own := os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE"):
             mounts.append(Mount(own, CERTIFICATES))
@@ -151,9 +151,9 @@ class Builder:
         """Follow one COPY: of folders the content, owned by root. Raises ContainerfileError for what is not there."""
         *sources, target = shlex.split(instruction.rest)
         origin = instruction.flag("from")
-        other, root = f"{self.folder}/other" if origin else str(self._visible_context()), f"{self.folder}/root"
+        origin_folder, root = f"{self.folder}/other" if origin else str(self._visible_context()), f"{self.folder}/root"
         script = [
-            f"for source in {shlex.join(f'{other}/{source}' for source in sources)}; do",
+            f"for source in {shlex.join(f'{origin_folder}/{source}' for source in sources)}; do",
             f'target={shlex.quote(root + target)}; [ -d "$source" ] && source=$source/. && target=$target/',
             'mkdir -p "${target%/*}"; cp --archive --no-preserve=ownership "$source" "$target"; done',
         ]

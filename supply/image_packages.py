@@ -50,11 +50,13 @@ def image_packages(image: str) -> dict[str, Distribution]:
 
 def requirements_of(package: Distribution, extras: set[str] | frozenset[str] = frozenset()) -> Iterator[Requirement]:
     """What that package requires on MACHINE, with these extras."""
-    here = {**default_environment(), **MACHINE}
+    environment = {**default_environment(), **MACHINE}
     for line in package.requires or ():
-        one = Requirement(line)
-        if one.marker is None or any(one.marker.evaluate({**here, "extra": extra}) for extra in ("", *extras)):
-            yield one
+        requirement = Requirement(line)
+        if requirement.marker is None or any(
+            requirement.marker.evaluate({**environment, "extra": extra}) for extra in ("", *extras)
+        ):
+            yield requirement
 
 
 def _distribution(name: str) -> Distribution:

@@ -68,7 +68,11 @@ def licence(name: str, package: Distribution) -> str:
     """The SPDX expression of a package's licence. Raises LicenceError for one that nobody has reviewed."""
     fields = [*(package.metadata.get_all("License-Expression") or ()), *(package.metadata.get_all("License") or ()), ""]
     declared_licence = fields[0].partition("\n")[0]
-    kinds = [one.rpartition(" :: ")[2] for one in package.metadata.get_all("Classifier") or () if "License ::" in one]
+    kinds = [
+        classifier.rpartition(" :: ")[2]
+        for classifier in package.metadata.get_all("Classifier") or ()
+        if "License ::" in classifier
+    ]
     spdx = REVIEWED.get(name) or declared_licence.strip() or " AND ".join(kinds)
     expression = SPDX.get(spdx, spdx)
     names = set(re.findall(r"[^\s()]+", expression)) - {"AND", "OR", "WITH"}

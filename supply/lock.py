@@ -28,7 +28,7 @@ def parse_lock(text: str) -> list[LockedPackage]:
     lines = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     for line in filter(None, re.sub(r"\\\n", "", lines).splitlines()):
         requirement = Requirement(line.partition("--hash")[0].strip())
-        (exact, *more) = [one.version for one in requirement.specifier if one.operator == "=="] or [""]
+        (exact, *more) = [pin.version for pin in requirement.specifier if pin.operator == "=="] or [""]
         hashes = tuple(HASH.findall(line))
         if not exact or more or requirement.url or not hashes or len(hashes) != line.count("--hash"):
             raise ValueError(f"{requirement.name}: give one version with ==, and the sha256 of each of its files")
@@ -40,17 +40,17 @@ def requirements(project: Mapping[str, Any]) -> list[Requirement]:
     """The requirements of pyproject.toml, its own and those of all its extras."""
     lists: Iterable[list[str]] = [project["dependencies"], *project["optional-dependencies"].values()]
     requirements = [Requirement(line) for lines in lists for line in lines]
-    return [one for one in requirements if one.name != project["name"]]
+    return [requirement for requirement in requirements if requirement.name != project["name"]]
 
 
 def disagreements(project: Mapping[str, Any], packages: Iterable[LockedPackage]) -> list[str]:
     """Where the table `project` of pyproject.toml and the lock contradict each other; `make lock` fixes it."""
-    versions = {one.name: one.version for one in packages}
+    versions = {package.name: package.version for package in packages}
     problems = []
-    for one in requirements(project):
-        version = versions.get(canonicalize_name(one.name))
+    for requirement in requirements(project):
+        version = versions.get(canonicalize_name(requirement.name))
         if version is None:
-            problems.append(f"{one.name} is not in constraints.txt")
-        elif not one.specifier.contains(version, prereleases=True):
-            problems.append(f"pyproject.toml asks for {one}, constraints.txt has {version}")
+            problems.append(f"{requirement.name} is not in constraints.txt")
+        elif not requirement.specifier.contains(version, prereleases=True):
+            problems.append(f"pyproject.toml asks for {requirement}, constraints.txt has {version}")
     return problems

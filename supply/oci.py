@@ -86,7 +86,7 @@ def write_archive(path: Path, layers: Sequence[Path], about: About, leave_out: C
         Path(folder, "index.json").write_text(json.dumps(index))
         Path(folder, "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
         with tarfile.open(path, "w") as archive:
-            for file in sorted(one for one in Path(folder).rglob("*") if one.is_file()):
+            for file in sorted(path for path in Path(folder).rglob("*") if path.is_file()):
                 info = archive.gettarinfo(file, str(file.relative_to(folder)))
                 info.uid = info.gid = 0
                 info.uname = info.gname = ""
@@ -153,7 +153,7 @@ def _pack_layer(layer: Path, blobs: Path, created_at: int, leave_out: Collection
 
 def _paths(folder: Path) -> Iterator[Path]:
     """Everything below the folder, a folder before its content."""
-    for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
         yield Path(entry.path)
         if entry.is_dir(follow_symlinks=False):
             yield from _paths(Path(entry.path))

@@ -41,7 +41,7 @@ def check_version(version: str = "") -> str:
     versions = {"pyproject.toml": project, "everstep/version.py": VERSION, "the chart": str(about["appVersion"])}
     versions |= {"VERSION": version} if version else {}
     if len(set(versions.values())) > 1:
-        raise VersionError("; ".join(f"{place} says {one}" for place, one in versions.items()))
+        raise VersionError("; ".join(f"{place} says {version}" for place, version in versions.items()))
     if f"\n## {project}\n" not in (ROOT / "CHANGELOG.md").read_text():
         raise VersionError(f"CHANGELOG.md has no section {project}")
     return project
@@ -125,7 +125,7 @@ def pack_chart(folder: Path, moment: int) -> Path:
         gzip.GzipFile("", "wb", mtime=moment, fileobj=raw) as chart_file,
         tarfile.open(fileobj=chart_file, mode="w") as archive,
     ):
-        for file in sorted(one for one in CHART.rglob("*") if one.is_file()):
+        for file in sorted(path for path in CHART.rglob("*") if path.is_file()):
             archive.add(file, f"{about['name']}/{file.relative_to(CHART)}", filter=normal)
     return path
 

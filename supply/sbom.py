@@ -27,7 +27,7 @@ def bill(image: str) -> dict[str, Any]:
         "licenses": [{"expression": project["license"]}],
     }  # fmt: skip
     components = [_component(name, package) for name, package in packages.items()]
-    edges = [{"ref": root, "dependsOn": [one["bom-ref"] for one in components]}]
+    edges = [{"ref": root, "dependsOn": [component["bom-ref"] for component in components]}]
     edges += [_edge(name, package, packages) for name, package in packages.items()]
     content = json.dumps([own, components, edges])
     return {
@@ -47,10 +47,12 @@ def _component(name: str, package: Distribution) -> dict[str, Any]:
 
 
 def _edge(name: str, package: Distribution, packages: dict[str, Distribution]) -> dict[str, Any]:
-    below = {canonicalize_name(one.name) for one in requirements_of(package, frozenset())} & packages.keys()
+    below = {
+        canonicalize_name(requirement.name) for requirement in requirements_of(package, frozenset())
+    } & packages.keys()
     return {
         "ref": _purl(name, package.version),
-        "dependsOn": [_purl(one, packages[one].version) for one in sorted(below)],
+        "dependsOn": [_purl(name, packages[name].version) for name in sorted(below)],
     }
 
 

@@ -120,7 +120,7 @@ async def open_tab(address: str) -> AsyncIterator[Tab]:
             port = await _port(Path(home, "DevToolsActivePort"))
             async with aiohttp.ClientSession() as session:
                 async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-                    pages = [one for one in await answer.json() if one["type"] == "page"]
+                    pages = [page for page in await answer.json() if page["type"] == "page"]
                 async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=1 << 28) as socket:
                     tab = Tab(socket)
                     for domain in ("Page", "Runtime", "Log"):

@@ -188,7 +188,7 @@ class Node:
                 with handling:
                     *lines, buffer = (buffer + connection.recv(1 << 16)).split(b"\n")
                     requests = [_decode(line) for line in lines]
-                    replies = [self._reply(one, local_rank) for one in requests if isinstance(one, Staged)]
+                    replies = [self._reply(request, local_rank) for request in requests if isinstance(request, Staged)]
                 for request in requests:
                     if isinstance(request, Hello):
                         local_rank = request.local_rank

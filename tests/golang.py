@@ -33,7 +33,10 @@ def build_programs(
     `stamps`: variables of packages and their values. `files`: by module, a folder of it that is copied beside them.
     `added`: by module, a folder of the tool with files that its packages lack.
     """
-    ours = [*(TOOLS / tool).iterdir(), *(path for one in added.values() for path in (TOOLS / tool / one).rglob("*"))]
+    ours = [
+        *(TOOLS / tool).iterdir(),
+        *(path for pattern in added.values() for path in (TOOLS / tool / pattern).rglob("*")),
+    ]
     stamp_text = repr((sorted(packages), sorted(stamps.items()), sorted(files.items()))).encode()
     stamp_text += b"".join(path.read_bytes() for path in sorted(ours) if path.is_file())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "everstep-tests"

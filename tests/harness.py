@@ -170,9 +170,9 @@ class Watched:
 
     def kill_all(self) -> None:
         """End whatever is left of a failed test; first who would start it again."""
-        for one in self.started:
-            one.kill()
-            one.wait()
+        for process in self.started:
+            process.kill()
+            process.wait()
         while left_processes := self.processes():
             for process in left_processes:
                 with suppress(psutil.NoSuchProcess):

@@ -36,7 +36,7 @@ def test_of_many_that_create_a_file_one_succeeds(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     with ThreadPoolExecutor(8) as threads:
         creations = list(threads.map(lambda n: (atomic.create(path, str(n)), n), range(50)))
-    ((_, winner),) = [one for one in creations if one[0]]
+    ((_, winner),) = [creation for creation in creations if creation[0]]
     assert path.read_text() == str(winner)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(tmp_path.iterdir()) == [path]

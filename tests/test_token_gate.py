@@ -102,8 +102,8 @@ def filled_gaps() -> Iterator[int]:
     try:
         yield fillers[-1] + 1
     finally:
-        for one in fillers:
-            os.close(one)
+        for filler in fillers:
+            os.close(filler)
 
 
 def _is_used_up(descriptors: list[int]) -> bool:
@@ -122,8 +122,8 @@ def no_descriptor_left() -> Iterator[None]:
             pass
         yield
     finally:
-        for one in descriptors:
-            os.close(one)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -237,10 +237,10 @@ def test_descriptors_are_kept_for_the_jobs_own_work() -> None:
                 await asyncio.wait(ends, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)  # It is seen later.
                 sent_away = sum(stranger.at_eof() for stranger, _ in crowd)
                 assert 0 < sent_away < 120
-                for one in ends:
-                    one.cancel()
-                for one in own:
-                    os.close(one)
+                for task in ends:
+                    task.cancel()
+                for descriptor in own:
+                    os.close(descriptor)
                 for _, stranger in crowd:
                     stranger.transport.abort()
 

@@ -59,7 +59,10 @@ def train_twice(
     of_calm, of_killed = tensors(calm.checkpoint()), tensors(killed.checkpoint())
     assert set(of_killed) == set(of_calm)
     assert [name for name in of_calm if of_killed[name] != of_calm[name]] == []
-    losses = [{line["iteration"]: line["loss"] for line in one.telemetry() if "loss" in line} for one in (calm, killed)]
+    losses = [
+        {line["iteration"]: line["loss"] for line in training.telemetry() if "loss" in line}
+        for training in (calm, killed)
+    ]
     for iteration in sorted(losses[0])[-2:]:
         assert losses[1][iteration] == losses[0][iteration]
     return calm, killed

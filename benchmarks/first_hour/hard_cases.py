@@ -41,7 +41,7 @@ def scripts(folder: Path) -> Iterator[Line]:
         line = _line_with(answer, expected_text or "[^\n]")
         holds = answer.code == code and bool(line)
         yield Line(f"a script that {what}", f"exit {code}  {expected_text}", f"exit {answer.code}: {line[:200]}", holds)
-    daemons = [one.pid for one in psutil.process_iter() if _command(one) == ["sleep", "98765"]]
+    daemons = [process.pid for process in psutil.process_iter() if _command(process) == ["sleep", "98765"]]
     yield Line("the daemon that a script has left", "ended with it", f"{len(daemons)} left", not daemons)
 
 

@@ -79,14 +79,14 @@ def asleep(folder: Path) -> Iterator[Line]:
     preloaded = ["env", f"LD_PRELOAD={library}", f"CLOCK_AHEAD={ahead}"]
     with going(folder, [*preloaded, *by_hand(folder, "asleep", script=slow_script(folder))]) as run:
         wait_until((folder / "slow.begun").exists, "the training")
-        mine = [one for one in psutil.process_iter() if _is_of(one, str(folder))]
-        for one in mine:
-            one.send_signal(signal.SIGSTOP)
+        mine = [process for process in psutil.process_iter() if _is_of(process, str(folder))]
+        for process in mine:
+            process.send_signal(signal.SIGSTOP)
         threading.Event().wait(SLEEP_S)
         with ahead.open("r+b") as file:
             file.write(struct.pack("q", HOUR_S))
-        for one in mine:
-            one.send_signal(signal.SIGCONT)
+        for process in mine:
+            process.send_signal(signal.SIGCONT)
         outcome = run.end()
     round_lines = re.findall(r"round \d+[^\n]*|a new master[^\n]*", outcome.text)
     summary_text = (

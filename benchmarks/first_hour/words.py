@@ -116,10 +116,10 @@ COMPLETED: dict[str, tuple[tuple[str, ...], str]] = {
 
 def completion(folder: Path) -> Iterator[Line]:
     """By bash itself; the scripts for zsh and fish call the same."""
-    there = f'PATH="{Path(EVERSTEP).parent}:$PATH"; source <(everstep completion bash); COMP_WORDS=("$@"); '
-    there += 'COMP_CWORD=$(($# - 1)); _everstep_complete "$1"; echo "${COMPREPLY[*]}"'
+    script = f'PATH="{Path(EVERSTEP).parent}:$PATH"; source <(everstep completion bash); COMP_WORDS=("$@"); '
+    script += 'COMP_CWORD=$(($# - 1)); _everstep_complete "$1"; echo "${COMPREPLY[*]}"'
     for what, (words, expected_word) in COMPLETED.items():
-        answer = ask(folder, ["bash", "-c", there, "bash", *words])
+        answer = ask(folder, ["bash", "-c", script, "bash", *words])
         yield Line(f"bash completes {what}", expected_word, answer.last, answer.last == expected_word)
 
 

@@ -89,10 +89,10 @@ def move(store: Store, folders: list[str]) -> None:
 
 
 def swap(store: Store, folders: list[str]) -> None:
-    one, other = (f"{folder}/{MANIFEST}" for folder in folders[-2:])
-    manifests = store.get(one), store.get(other)
-    store.put(other, manifests[0])
-    store.put(one, manifests[1])
+    first, second = (f"{folder}/{MANIFEST}" for folder in folders[-2:])
+    manifests = store.get(first), store.get(second)
+    store.put(second, manifests[0])
+    store.put(first, manifests[1])
 
 
 def of_the_future(store: Store, folders: list[str]) -> None:

@@ -53,11 +53,11 @@ def run_fuzz(options: argparse.Namespace) -> Iterator[Line]:
         counts = [min(CHUNK, FIRST + cases - first) for first in firsts]
         chunks = list(pool.map(run_chunk, firsts, counts))
     ends = sum((chunk.ends for chunk in chunks), Counter[str]())
-    findings = [one for chunk in chunks for one in chunk.findings]
+    findings = [finding for chunk in chunks for finding in chunk.findings]
     peak = max(chunk.peak_bytes for chunk in chunks)
     measured_text = f"{sum(ends.values()) + len(findings):,} cases, {len(findings)} findings, {peak >> 20} MiB at most"
-    for one in findings:
-        print(one, file=sys.stderr)
+    for finding in findings:
+        print(finding, file=sys.stderr)
     yield Line(
         PROMISE, f"no traceback, none over {fuzz.LIMIT_S:.0f} s, no process over {MEMORY_BYTES >> 20} MiB",
         measured_text, not findings and peak < MEMORY_BYTES,

@@ -56,11 +56,11 @@ def install_image(_: argparse.Namespace) -> Iterator[Line]:
         pins = ["-c", "constraints.txt", "--build-constraint", "constraints.txt", "-r", folder / "wanted"]
         command = [sys.executable, "-m", "pip", "--python", folder / "new", "install", "--require-hashes", *pins]
         completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        there = len(list(folder.glob("new/lib/python3*/site-packages/*.dist-info")))
+        count = len(list(folder.glob("new/lib/python3*/site-packages/*.dist-info")))
         outcome_text = (
-            f"{there} packages" if completed.returncode == 0 else (completed.stderr.strip().splitlines() or ["?"])[-1]
+            f"{count} packages" if completed.returncode == 0 else (completed.stderr.strip().splitlines() or ["?"])[-1]
         )
-        yield Line(INSTALLED, "all, each by a hash", outcome_text, completed.returncode == 0 and there > 50)
+        yield Line(INSTALLED, "all, each by a hash", outcome_text, completed.returncode == 0 and count > 50)
 
 
 MEASURED: dict[str, Callable[[argparse.Namespace], Iterator[Line]]] = {INSTALLED: install_image}

@@ -80,7 +80,9 @@ class Peer:
         """The first line of which that is true. Raises TimeoutError."""
 
         def found_or_over() -> dict[str, Any] | bool | None:
-            return next(filter(predicate, self.lines()), None) or all(one.poll() is not None for one in self.processes)
+            return next(filter(predicate, self.lines()), None) or all(
+                process.poll() is not None for process in self.processes
+            )
 
         line = wait_until(found_or_over, what, HUNG_S, 0.05)
         if line is True:

@@ -101,9 +101,9 @@ class Soak:
         began = time.monotonic()
         keeping, sampling = asyncio.create_task(self.keep_step()), asyncio.create_task(self.take_samples())
         injections = []
-        for number, one in enumerate(planned):
-            await asyncio.sleep(max(0.0, began + one.at_s - time.monotonic()))
-            injections.append(asyncio.create_task(self.inject(one, seed + number)))
+        for number, fault in enumerate(planned):
+            await asyncio.sleep(max(0.0, began + fault.at_s - time.monotonic()))
+            injections.append(asyncio.create_task(self.inject(fault, seed + number)))
         await asyncio.gather(*injections)
         sampling.cancel()
         end = self.run.iteration() + MARGIN
@@ -139,7 +139,7 @@ def soak(folder: Path, minutes: float, nodes: int, seed: int) -> tuple[Soak, lis
     moments = new_iterations(run.telemetry())
     recoveries = [
         Recovery(fired, how, standstill(moments, fired.time, fired.time + lasted + AFTER_S))
-        for fired, how, lasted in sorted(soaked.recoveries, key=lambda one: one[0].time)
+        for fired, how, lasted in sorted(soaked.recoveries, key=lambda entry: entry[0].time)
     ]
     lines = [
         Line("faults that fired", f"all of {len(planned)}", f"{len(recoveries)}", not soaked.missed),
@@ -148,8 +148,9 @@ def soak(folder: Path, minutes: float, nodes: int, seed: int) -> tuple[Soak, lis
         Line("left: processes, shared memory, control groups", "nothing", "; ".join(leftovers_found[:3]) or "nothing",
              not leftovers_found),
         *_seconds_lines(recoveries),
-        *(Line(f"{one.what}: last quarter beside the first", "flat", f"{one.first:.0f} -> {one.last:.0f}", one.is_flat)
-          for one in trends(soaked.samples)),
+        *(Line(f"{trend.what}: last quarter beside the first", "flat", f"{trend.first:.0f} -> {trend.last:.0f}",
+               trend.is_flat)
+          for trend in trends(soaked.samples)),
     ]  # fmt: skip
     return soaked, recoveries, lines
 
@@ -175,8 +176,8 @@ def _weights_line(folder: Path, run: TrainStep, nodes: int, end: int) -> Line:
 
 
 def _seconds_lines(recoveries: Sequence[Recovery]) -> list[Line]:
-    killed = [one.seconds for one in recoveries if one.fired.kind not in LASTING]
-    every = [one.seconds for one in recoveries]
+    killed = [recovery.seconds for recovery in recoveries if recovery.fired.kind not in LASTING]
+    every = [recovery.seconds for recovery in recoveries]
     median, longest = statistics.median(killed), max(every)
     slow = sum(seconds > LONGEST_S for seconds in every)
     return [
@@ -209,9 +210,9 @@ def main() -> None:
         else:
             shutil.rmtree(folder, ignore_errors=True)
     print(f"\nseed {options.seed}, {options.minutes:g} minutes, {options.nodes} nodes\n")
-    for one in recoveries:
-        moment = time.strftime("%H:%M:%S", time.gmtime(one.fired.time))
-        print(f"{moment}  {one.seconds:6.2f} s  {one.fired.kind:12} {one.fired.node:14} {one.how}")
+    for recovery in recoveries:
+        moment = time.strftime("%H:%M:%S", time.gmtime(recovery.fired.time))
+        print(f"{moment}  {recovery.seconds:6.2f} s  {recovery.fired.kind:12} {recovery.fired.node:14} {recovery.how}")
     print(f"\n{table(recoveries)}\n")
     print("not among them: " + "; ".join(f"{kind}: {why}" for kind, why in LEFT_OUT.items()) + "\n")
     print("\n".join(f"did not fire: {what}" for what in soaked.missed))

@@ -42,9 +42,9 @@ def standstill(moments: Sequence[float], begin: float, end: float) -> float:
 
 def table(recoveries: Sequence[Recovery]) -> str:
     """By kind: how many, median and longest."""
-    kinds = dict.fromkeys(one.fired.kind for one in recoveries)
+    kinds = dict.fromkeys(recovery.fired.kind for recovery in recoveries)
     lines = ["| fault | times | median | longest |", "|---|---|---|---|"]
     for kind in sorted(kinds):
-        seconds = [one.seconds for one in recoveries if one.fired.kind is kind]
+        seconds = [recovery.seconds for recovery in recoveries if recovery.fired.kind is kind]
         lines.append(f"| {kind} | {len(seconds)} | {statistics.median(seconds):.2f} s | {max(seconds):.2f} s |")
     return "\n".join(lines)

@@ -60,15 +60,15 @@ class Trend:
 
 def trends(samples: Sequence[Sample]) -> list[Trend]:
     """Of a run's samples when nothing was missing: those with the most frequent number of processes or more."""
-    usual = statistics.mode(one.processes for one in samples)
-    whole = [one for one in samples if one.processes >= usual]
+    usual = statistics.mode(reading.processes for reading in samples)
+    whole = [reading for reading in samples if reading.processes >= usual]
     quarter = max(1, len(whole) // 4)
 
     def trend(what: str, values: list[float], small: float) -> Trend:
         return Trend(what, statistics.median(values[:quarter]), statistics.median(values[-quarter:]), small)
 
     return [
-        trend("descriptors", [one.files for one in whole], SMALL_FILES),
-        trend("MiB of their own", [one.private_bytes / 2**20 for one in whole], SMALL_BYTES / 2**20),
-        trend("MiB in /dev/shm", [one.shared_bytes / 2**20 for one in whole], SMALL_BYTES / 2**20),
+        trend("descriptors", [reading.files for reading in whole], SMALL_FILES),
+        trend("MiB of their own", [reading.private_bytes / 2**20 for reading in whole], SMALL_BYTES / 2**20),
+        trend("MiB in /dev/shm", [reading.shared_bytes / 2**20 for reading in whole], SMALL_BYTES / 2**20),
     ]

@@ -18,7 +18,7 @@ def points() -> Iterator[tuple[str, str, str]]:
                 continue
             for node in ast.walk(module := ast.parse(text)):
                 if isinstance(node, ast.Call) and ast.unparse(node.func) == "faults.point":
-                    facts = ", ".join(f"`{one.arg}`" for one in node.keywords if one.arg)
+                    facts = ", ".join(f"`{keyword.arg}`" for keyword in node.keywords if keyword.arg)
                     where = str(path.resolve().relative_to(ROOT))
                     points += [(name, facts, where) for name in _names(node.args[0], module)]
     yield from sorted(set(points))

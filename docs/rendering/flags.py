@@ -25,7 +25,7 @@ def verb_parsers() -> Iterator[argparse.ArgumentParser]:
             continue
         parser = Flags(prog=f"everstep {verb}", description=text)
         importlib.import_module(f"everstep.cli.{verb}").configure(parser)
-        below = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+        below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
         yield from below[0].choices.values() if below else (parser,)
 
 
@@ -50,9 +50,9 @@ def _rows(actions: list[argparse.Action]) -> str:
     for action in actions:
         if isinstance(action, argparse._HelpAction) or action.help == argparse.SUPPRESS:
             continue
-        names = [one for one in action.option_strings if "_" not in one] or [action.metavar or action.dest]
+        names = [option for option in action.option_strings if "_" not in option] or [action.metavar or action.dest]
         metavar = "" if action.nargs == 0 or not action.option_strings else f" {action.metavar or action.dest.upper()}"
-        names_shown = ", ".join(f"`{one}`" for one in names[:-1] if isinstance(one, str))
+        names_shown = ", ".join(f"`{name}`" for name in names[:-1] if isinstance(name, str))
         last = f"`{names[-1]}{metavar}`".replace("|", "\\|")
         text = (action.help or "").replace("%(default)s", str(action.default)).replace("%%", "%")
         rows += f"| {names_shown + ', ' if names_shown else ''}{last} | {cell(text)} |\n"
@@ -66,7 +66,7 @@ def _section(title: str, parser: argparse.ArgumentParser) -> str:
 
 def render() -> str:
     """The page."""
-    verbs = "".join(_section(f"`{one.prog}`", one) for one in verb_parsers())
+    verbs = "".join(_section(f"`{parser.prog}`", parser) for parser in verb_parsers())
     steps = "".join(_section(f"`python -m everstep.steps.{step}`", step_parser(step)) for step in STEPS)
     common, own = Flags(allow_abbrev=False), Flags(allow_abbrev=False)
     flags.add_flags(common, Submission)

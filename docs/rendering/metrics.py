@@ -20,6 +20,12 @@ def render() -> str:
     return HEAD + "".join(map(_row, FAMILIES))
 
 
-def _row(one: Family) -> str:
-    cells = (f"`{one.name}{SUFFIX.get(one.type, '')}`", one.type, one.unit, ", ".join(one.labels), cell(one.help))
+def _row(family: Family) -> str:
+    cells = (
+        f"`{family.name}{SUFFIX.get(family.type, '')}`",
+        family.type,
+        family.unit,
+        ", ".join(family.labels),
+        cell(family.help),
+    )
     return f"| {' | '.join(cells)} |\n"

@@ -109,22 +109,22 @@ def _function(node: Function, title: str) -> str:
     return f"```python\n{signature(node, title)}\n```\n{docstring(node)}\n\n"
 
 
-def _class(one: Public, node: ast.ClassDef) -> str:
+def _class(symbol: Public, node: ast.ClassDef) -> str:
     text = f"{docstring(node)}\n\n"
-    parts = [node, *(base_class(*base) for base in one.bases)]
+    parts = [node, *(base_class(*base) for base in symbol.bases)]
     for name, kind, _, about in documented_names(node):
-        if not name.startswith("_") and name not in one.hidden:
+        if not name.startswith("_") and name not in symbol.hidden:
             text += f"- `{name}`{f': `{kind}`' if kind else ''}{f'. {about}' if about else ''}\n"
     for method in public_methods(node):
-        if is_property(method) and method.name not in one.hidden and docstring(method):
+        if is_property(method) and method.name not in symbol.hidden and docstring(method):
             text += (
                 f"- `{method.name}`: `{ast.unparse(method.returns)}`. {docstring(method)}\n" if method.returns else ""
             )
     text += "\n"
-    names_documented = set(one.hidden)
+    names_documented = set(symbol.hidden)
     starts = [n for part in parts for n in part.body if isinstance(n, Function) and n.name == "__init__"]
     if starts and docstring(starts[0]):  # Without one, only Everstep itself makes such objects.
-        text += _function(starts[0], one.name)
+        text += _function(starts[0], symbol.name)
     for part in parts:
         for method in public_methods(part):
             if method.name not in names_documented and docstring(method) and not is_property(method):
@@ -140,10 +140,10 @@ def base_class(path: str, name: str) -> ast.ClassDef:
     return node
 
 
-def _section(one: Public, level: str = "###") -> str:
-    node = definition(parse(one.path), one.name)
-    text = _class(one, node) if isinstance(node, ast.ClassDef) else _function(node, one.name)
-    return f"{level} `{one.name}`\n{text}"
+def _section(symbol: Public, level: str = "###") -> str:
+    node = definition(parse(symbol.path), symbol.name)
+    text = _class(symbol, node) if isinstance(node, ast.ClassDef) else _function(node, symbol.name)
+    return f"{level} `{symbol.name}`\n{text}"
 
 
 def _step(step: str) -> str:

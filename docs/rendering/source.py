@@ -38,12 +38,12 @@ def docstring(node: ast.ClassDef | Function | ast.Module) -> str:
 
 def public_methods(node: ast.ClassDef) -> Iterator[Function]:
     """The methods without an underscore."""
-    yield from (one for one in node.body if isinstance(one, Function) and not one.name.startswith("_"))
+    yield from (method for method in node.body if isinstance(method, Function) and not method.name.startswith("_"))
 
 
 def is_property(method: Function) -> bool:
     """Is it read like a field?"""
-    return any(isinstance(one, ast.Name) and one.id == "property" for one in method.decorator_list)
+    return any(isinstance(decorator, ast.Name) and decorator.id == "property" for decorator in method.decorator_list)
 
 
 def documented_names(node: ast.ClassDef) -> Iterator[tuple[str, str, str, str]]:

@@ -236,6 +236,6 @@ def exit_code_of(over: "Over", quorum: int) -> tuple[int, str]:
         return ExitCode.NO_QUORUM, reason
     if over.usable < quorum:
         return ExitCode.NO_QUORUM, f"{over.usable} nodes are usable, {quorum} needed (--nnodes MIN:MAX); {reason}"
-    others = {"faulty": over.faulty, "stragglers": over.stragglers, "undecided": over.undecided}
-    node_lists = "; ".join(f"{word}: {', '.join(nodes)}" for word, nodes in others.items() if nodes)
+    nodes_by_word = {"faulty": over.faulty, "stragglers": over.stragglers, "undecided": over.undecided}
+    node_lists = "; ".join(f"{word}: {', '.join(nodes)}" for word, nodes in nodes_by_word.items() if nodes)
     return 0, f"{reason} ({node_lists})" if node_lists else reason

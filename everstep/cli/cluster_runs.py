@@ -38,7 +38,7 @@ def _with_status(workflow: dict[str, Any]) -> dict[str, Any]:
 def workflows(namespace: str) -> list[dict[str, Any]]:
     """All of the namespace. Raises BadInput."""
     with _route(namespace) as route:
-        return [_with_status(one) for one in route.workflows()]
+        return [_with_status(workflow) for workflow in route.workflows()]
 
 
 def get(namespace: str, name: str) -> dict[str, Any]:
@@ -99,7 +99,9 @@ def logs(namespace: str, name: str, selector: str, follow: bool) -> int:
     from everstep.runtime.submission.tree import Row, rows
 
     def is_wanted(row: Row) -> bool:
-        return bool(row.pod) and (row.pod == selector or any(one.startswith(selector) for one in (row.title, row.pod)))
+        return bool(row.pod) and (
+            row.pod == selector or any(name.startswith(selector) for name in (row.title, row.pod))
+        )
 
     def select_rows(view: View) -> View:
         return View(view.workflow, rows=[row for row in view.rows if is_wanted(row)])

@@ -65,6 +65,6 @@ def run(flags: Doctor) -> int:
         findings = route.examine(needs)
     except ApiError as error:
         raise BadInput(str(error)) from None
-    for one in findings:
-        print(f" {MARKS[one.verdict]} {one.text}")
-    return ExitCode.BAD_INPUT if any(one.verdict is Verdict.WRONG for one in findings) else 0
+    for finding in findings:
+        print(f" {MARKS[finding.verdict]} {finding.text}")
+    return ExitCode.BAD_INPUT if any(finding.verdict is Verdict.WRONG for finding in findings) else 0

@@ -42,7 +42,7 @@ def find_on_cluster(namespace: str, name: str) -> ClusterJob:
     route = CustomResource(os.environ, namespace)
     workflow = route.get(run)
     uid = workflow["metadata"]["uid"]
-    jobs = {one["metadata"]["annotations"].get(NAME, ""): one for one in route.config_maps(JOB)}
+    jobs = {config_map["metadata"]["annotations"].get(NAME, ""): config_map for config_map in route.config_maps(JOB)}
     mine = {job.removeprefix(f"{uid}-"): job for job in jobs if job.startswith(f"{uid}-")}
     if (not step and len(mine) != 1) or (step and step not in mine):
         raise BadInput(f"{name}: {_step_hint(mine)}")

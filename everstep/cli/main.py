@@ -24,7 +24,7 @@ VERBS = {
     "report": "what a run did and where its seconds went, also while it runs",
     "top": "iterations, waiting, CPU and memory of each rank here; which one the others wait for",
     "ui": "one local page over all runs: steps, loss, nodes, faults, logs, live; with buttons",
-    "stacks": "what every rank of a job does at this moment, merged; which rank is elsewhere",
+    "stacks": "what every rank of a job does at this moment, merged; which rank is out of step",
     "checkpoint": "list, verify, export or remove the checkpoints in a store",
     "convert": "turn another system's training job (ElasticJob, PyTorchJob...) into an Argo Workflow",
     "templates": "print the steps as WorkflowTemplates for your own workflows",

@@ -33,7 +33,7 @@ def find_run_folders(runs: Path) -> Iterator[Path]:
     if runs.is_dir():
         with os.scandir(runs) as entries:
             folders = [Path(entry.path) for entry in entries if entry.is_dir()]
-        yield from (one for one in folders if any((one / file).is_file() for file in FILES))
+        yield from (folder for folder in folders if any((folder / file).is_file() for file in FILES))
 
 
 def _runs_by_age(runs: Path) -> list[tuple[Path, Mapping[str, Any]]]:
@@ -139,10 +139,12 @@ def _facts(workflow: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]
     yield "Duration", long_duration((end_s or now) - began if began else 0)
     yield "Progress", status.get("progress") or ""
     for title, holder in (("Parameters", spec.get("arguments")), ("Output Parameters", status.get("outputs"))):
-        entries = [one for one in (holder or {}).get("parameters") or () if one.get("value") is not None]
+        entries = [
+            parameter for parameter in (holder or {}).get("parameters") or () if parameter.get("value") is not None
+        ]
         if entries:
             yield title, ""
-            yield from ((f"  {one['name']}", str(one["value"])) for one in entries)
+            yield from ((f"  {entry['name']}", str(entry["value"])) for entry in entries)
 
 
 def workflows(runs: Path) -> list[Mapping[str, Any]]:
@@ -155,12 +157,12 @@ def list_view(workflows: Sequence[Mapping[str, Any]], now: float) -> str:
     if not workflows:
         return "No workflows found"
     table = [("NAME", "STATUS", "AGE", "DURATION", "PRIORITY", "MESSAGE")]
-    for one in workflows:
-        status, began = one["status"], unix_time(one["status"].get("startedAt"))
+    for workflow in workflows:
+        status, began = workflow["status"], unix_time(workflow["status"].get("startedAt"))
         duration = (unix_time(status.get("finishedAt")) or now) - began if began else 0
-        age, message = short_duration(now - _creation_time(one)), as_text(_message(status))
-        priority = str(one["spec"].get("priority") or 0)
-        table.append((one["metadata"]["name"], status["phase"], age, short_duration(duration), priority, message))
+        age, message = short_duration(now - _creation_time(workflow)), as_text(_message(status))
+        priority = str(workflow["spec"].get("priority") or 0)
+        table.append((workflow["metadata"]["name"], status["phase"], age, short_duration(duration), priority, message))
     return "\n".join(align_columns(table, 3))
 
 
@@ -204,11 +206,11 @@ def log_lines(folder: Path, selector: str, follow: bool) -> Iterator[str]:
 
 def _pod_logs(folder: Path, selector: str) -> Iterator[tuple[Path, str]]:
     """(log, pod) of the selected pods, in the order in which they started."""
-    nodes = [one for one in read_workflow(folder)["status"]["nodes"].values() if one.get("log")]
-    for node in sorted(nodes, key=lambda one: (one.get("startedAt") or "", one["name"])):
+    nodes = [node for node in read_workflow(folder)["status"]["nodes"].values() if node.get("log")]
+    for node in sorted(nodes, key=lambda node: (node.get("startedAt") or "", node["name"])):
         path = folder / "logs" / Path(node["log"]).name
         names = (node["displayName"], path.stem)
-        if path.exists() and (node["podName"] == selector or any(one.startswith(selector) for one in names)):
+        if path.exists() and (node["podName"] == selector or any(name.startswith(selector) for name in names)):
             yield path, node["podName"]
 
 

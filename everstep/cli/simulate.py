@@ -67,25 +67,29 @@ def run(flags: Simulate) -> int:
     from everstep.runtime.simulation.draw import draw
 
     policies = _policies(flags.policies)
-    costs_by_policy = {one.name: _costs(one.costs or flags.costs) for one in policies}
-    trace = _trace(flags, flags.nodes + max(one.spares for one in policies))
+    costs_by_policy = {policy.name: _costs(policy.costs or flags.costs) for policy in policies}
+    trace = _trace(flags, flags.nodes + max(policy.spares for policy in policies))
     outcomes = []
     for policy in policies:
         began = time.process_time()
         outcomes.append(simulate(flags.nodes, trace, policy, costs_by_policy[policy.name]))
-        print(f"{policy.name}: simulated in {time.process_time() - began:.1f} s", file=sys.stderr)
+        print(f"{policy.name}: simulated in {time.process_time() - began:.1f} s of CPU time", file=sys.stderr)
     if flags.picture:
         title = f"{flags.nodes} nodes, {flags.days:g} days, {len(trace.failures)} failures, seed {flags.seed}"
         flags.picture.parent.mkdir(parents=True, exist_ok=True)
         flags.picture.write_text(draw(outcomes, title))
-    print(json.dumps([facts(one) for one in outcomes], indent=1) if flags.output == "json" else table(outcomes))
+    print(json.dumps([facts(outcome) for outcome in outcomes], indent=1) if flags.output == "json" else table(outcomes))
     return 0
 
 
-def facts(one: "Outcome") -> dict[str, object]:
+def facts(outcome: "Outcome") -> dict[str, object]:
     """One outcome as JSON."""
-    whole = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
-    more = {"goodput": one.goodput, "mean_nodes": one.mean_nodes, "median_recovery_s": one.median_recovery_s}
+    whole = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome)}
+    more = {
+        "goodput": outcome.goodput,
+        "mean_nodes": outcome.mean_nodes,
+        "median_recovery_s": outcome.median_recovery_s,
+    }
     return {**{name: value for name, value in whole.items() if name not in ("samples", "recoveries")}, **more}
 
 
@@ -94,17 +98,18 @@ def table(outcomes: "list[Outcome]") -> str:
     head = ["POLICY", "GOODPUT", "NODES TRAINING", "MACHINES", "FAILURES", "ROUNDS", "RECOVERY (MEDIAN)", "DOWN",
             "WORK WASTED", "STALLS", "FROM THE STORE"]  # fmt: skip
     rows = [head]
-    for one in outcomes:
+    for outcome in outcomes:
         rows.append(
             [
-                one.policy, f"{one.goodput:.2%}", f"{one.mean_nodes:.0f} of {one.nodes}", str(one.machines),
-                str(one.failures), str(one.rounds), f"{one.median_recovery_s:.1f} s", *(_share(value, one.seconds)
-                for value in (one.down_s, one.wasted_s, one.stall_s)), str(one.store_restores),
+                outcome.policy, f"{outcome.goodput:.2%}", f"{outcome.mean_nodes:.0f} of {outcome.nodes}",
+                str(outcome.machines), str(outcome.failures), str(outcome.rounds), f"{outcome.median_recovery_s:.1f} s",
+                *(_share(value, outcome.seconds) for value in (outcome.down_s, outcome.wasted_s, outcome.stall_s)),
+                str(outcome.store_restores),
             ]
         )  # fmt: skip
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, *(f"{one.policy} ended: {one.result}" for one in outcomes if one.result)])
+    return "\n".join([*lines, *(f"{outcome.policy} ended: {outcome.result}" for outcome in outcomes if outcome.result)])
 
 
 def _share(seconds: float, whole: float) -> str:
@@ -115,13 +120,13 @@ def _policies(text: str) -> "list[Policy]":
     from everstep.runtime.simulation import POLICIES, parse_policy
 
     try:
-        policies = [parse_policy(one) for one in text.split(";") if one.strip()] or list(POLICIES)
+        policies = [parse_policy(part) for part in text.split(";") if part.strip()] or list(POLICIES)
     except ValueError as error:
         raise BadInput(f"--policies: {error}") from None
-    names = [one.name for one in policies]
+    names = [policy.name for policy in policies]
     if twice := {name for name in names if names.count(name) > 1}:
         raise BadInput(f"--policies: {', '.join(sorted(twice))} is named twice")
-    if any(one.stage < 1 or one.persist <= 0 or not 0 < one.min_share <= 1 for one in policies):
+    if any(policy.stage < 1 or policy.persist <= 0 or not 0 < policy.min_share <= 1 for policy in policies):
         raise BadInput("--policies: stage must be at least 1, persist above 0, min-share above 0 and at most 1")
     return policies
 

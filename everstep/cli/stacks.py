@@ -31,7 +31,7 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Stacks:
-    """Show what all ranks of a job do at this moment: which is elsewhere, and their stacks, merged."""
+    """Show what all ranks of a job do at this moment: which is out of step, and their stacks, merged."""
 
     job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)] = ""
     """A run (and its train step if it has several), or a job of `everstep launch`. Default: the only one here."""
@@ -128,12 +128,12 @@ def look_in_pods(namespace: str, name: str, native: bool) -> "list[Look]":
         return parse_looks(output.decode(errors="replace"))
 
     with ThreadPoolExecutor(max(len(pods), 1)) as threads:
-        looks: list[Look] = [one for some in threads.map(ask, pods) for one in some]
+        looks: list[Look] = [look for some in threads.map(ask, pods) for look in some]
     for line in trouble:
         print(line, file=sys.stderr)
     if not looks:
         raise BadInput(f"{name}: no pod of it has sent its stacks" + ("" if pods else ": none runs"))
-    return sorted(looks, key=lambda one: one.stacks.rank)
+    return sorted(looks, key=lambda look: look.stacks.rank)
 
 
 def read_dumps(path: Path) -> "list[Look]":
@@ -141,7 +141,7 @@ def read_dumps(path: Path) -> "list[Look]":
     from everstep.runtime.watch.dumps import NotStacksError, parse_dump
     from everstep.runtime.watch.looks import Look, parse_looks
 
-    files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     looks, last = list[Look](), f"{path}: no files"
     for file in files:
         try:
@@ -153,4 +153,5 @@ def read_dumps(path: Path) -> "list[Look]":
             last = f"{file.parent}/{error}"
     if not looks:
         raise BadInput(last)
-    return list({one.stacks.rank: one for one in looks}.values())  # Of several dumps of a rank, that of the last file.
+    # Of several dumps of a rank, that of the last file.
+    return list({look.stacks.rank: look for look in looks}.values())

@@ -42,8 +42,8 @@ def run(flags: Templates) -> int:
 
     options = ClusterOptions(flags.image, flags.service_account, store_secret=flags.store_secret)
     templates = workflow_templates()
-    for one in templates:
-        fit_templates(one["spec"], options, IMAGE)
+    for template in templates:
+        fit_templates(template["spec"], options, IMAGE)
     sys.stdout.write(HEAD)
     yaml.safe_dump_all(templates, sys.stdout, sort_keys=False, width=120)
     return 0

@@ -93,15 +93,15 @@ def table(before: "list[LocalWorker]", after: "list[LocalWorker]", cpu_before: d
     paces = [pace(boards.get(worker.board.rank, worker.board), worker.board, seconds) for worker in after]
     cpu_after = _cpu_s(after)
     rows = [["RANK", "NODE", "PID", "ROUND", "ITERATION", "ITER/S", "WAITS", "CORES", "MEMORY", "PHASE"]]
-    for worker, one in zip(after, paces, strict=True):
+    for worker, own_pace in zip(after, paces, strict=True):
         cores = max(cpu_after.get(worker.board.pid, 0.0) - cpu_before.get(worker.board.pid, 0.0), 0.0) / seconds
-        rows.append(_row(worker, one, cores, seconds))
+        rows.append(_row(worker, own_pace, cores, seconds))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([*lines, *filter(None, [sentence(paces)])])
 
 
-def _row(worker: "LocalWorker", one: "Pace", cores: float, seconds: float) -> list[str]:
+def _row(worker: "LocalWorker", pace: "Pace", cores: float, seconds: float) -> list[str]:
     import psutil
 
     board = worker.board
@@ -109,6 +109,6 @@ def _row(worker: "LocalWorker", one: "Pace", cores: float, seconds: float) -> li
         memory = f"{psutil.Process(board.pid).memory_info().rss / (1 << 20):.0f} MiB"
     except psutil.Error:
         memory = "-"
-    waits = f"{one.waited * 100:.0f} %" if one.iteration_s else "-"
+    waits = f"{pace.waited * 100:.0f} %" if pace.iteration_s else "-"
     numbers = [str(board.rank), worker.node, str(board.pid), str(board.round), str(board.iteration)]
-    return [*numbers, f"{one.iterations / seconds:.2f}", waits, f"{cores:.2f}", memory, board.phase or "-"]
+    return [*numbers, f"{pace.iterations / seconds:.2f}", waits, f"{cores:.2f}", memory, board.phase or "-"]

@@ -85,7 +85,7 @@ def _parse_pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
         if not name or not equals:
             raise BadInput(f"{flag} {name or value!r}: write NAME=VALUE")
     for name, _, value in pairs:
-        if not f"{name}{value}".isascii() and any("\ud800" <= one <= "\udfff" for one in f"{name}{value}"):
+        if not f"{name}{value}".isascii() and any("\ud800" <= character <= "\udfff" for character in f"{name}{value}"):
             raise BadInput(f"{flag} {name!r}: not UTF-8 text")
     return {name: value for name, _, value in pairs}
 
@@ -113,7 +113,7 @@ def _warn_unread_parameters(workflows: "Sequence[LoadedWorkflow]", values: Mappi
     from everstep.runtime.workflow.manifest.schema import nearest_hint
 
     parameter_names_read = dict.fromkeys(
-        name for one in workflows for name in parameter_names(one.document.value, one.library)
+        name for workflow in workflows for name in parameter_names(workflow.document.value, workflow.library)
     )
     for name in values:
         if name not in parameter_names_read and "" not in parameter_names_read:
@@ -147,10 +147,10 @@ def _run(flags: Run) -> int:
     if flags.no_network and not flags.sandbox:
         raise BadInput("--no-network: needs --sandbox, too")
     sandbox = Sandbox(network=not flags.no_network) if flags.sandbox else None
-    path = tuple(one.absolute() for one in flags.path)
-    for one in path:
-        if not one.is_dir():
-            raise BadInput(f"--path {one}: not a folder")
+    path = tuple(root.absolute() for root in flags.path)
+    for root in path:
+        if not root.is_dir():
+            raise BadInput(f"--path {root}: not a folder")
     if flags.work_dir and not flags.work_dir.is_dir():
         raise BadInput(f"--work-dir {flags.work_dir}: not a folder")
     work_dir = flags.work_dir.absolute() if flags.work_dir else None
@@ -239,28 +239,32 @@ def _lint(flags: Lint) -> int:
         raise BadInput(str(error)) from None
     values = _parameters(flags)
     _warn_unread_parameters(every, values)
-    documents = [replace(one.document, value=with_arguments(one.document.value, values)) if values else one.document
-             for one in every]  # fmt: skip
+    documents = [replace(own.document, value=with_arguments(own.document.value, values)) if values else own.document
+             for own in every]  # fmt: skip
     all_findings = [
-        item for one, own in zip(every, documents, strict=True) for item in findings(own, one.library, one.others)
+        item
+        for workflow, own in zip(every, documents, strict=True)
+        for item in findings(own, workflow.library, workflow.others)
     ]
     all_findings = [
-        one for one in dict.fromkeys(all_findings) if flags.target == "both" or one.target in (None, flags.target)
+        finding
+        for finding in dict.fromkeys(all_findings)
+        if flags.target == "both" or finding.target in (None, flags.target)
     ]
     if flags.format == "text":
-        for one in all_findings:
-            print(one.text_with_place, file=sys.stderr)
+        for finding in all_findings:
+            print(finding.text_with_place, file=sys.stderr)
         print(f"{', '.join(map(str, flags.file))}: {_lint_summary(all_findings, flags.target)}", file=sys.stderr)
     else:
         print(json.dumps(as_json(all_findings) if flags.format == "json" else as_sarif(all_findings), indent=2))
-    return 2 if any(one.error for one in all_findings) else 0
+    return 2 if any(finding.error for finding in all_findings) else 0
 
 
 def _lint_summary(findings: "Sequence[Finding]", target: str) -> str:
-    levels = Counter(one.level for one in findings)
+    levels = Counter(finding.level for finding in findings)
     places = {"local": "cannot run here", "argo": "cannot run on a cluster"}
     levels_shown = [level for place, level in places.items() if target in ("both", place) and levels[level]]
-    return ", ".join([f"{levels['wrong']} errors", *(f"{levels[one]} {one}" for one in levels_shown),
+    return ", ".join([f"{levels['wrong']} errors", *(f"{levels[level]} {level}" for level in levels_shown),
                       f"{levels['warning']} warnings"])  # fmt: skip
 
 

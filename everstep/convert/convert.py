@@ -107,7 +107,9 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     """The train step's arguments; adds to `notes`. Raises ConvertError."""
     arguments, policies, file = dict(job.arguments), dict(job.policies), fields.file
     roles = list(job.roles)
-    if twice := [role.name for number, role in enumerate(roles) if role.name in {one.name for one in roles[:number]}]:
+    if twice := [
+        role.name for number, role in enumerate(roles) if role.name in {earlier.name for earlier in roles[:number]}
+    ]:
         raise fields.wrong(f"two of its roles are called {twice[0]}; give each a name of its own", "spec")
     commands = {role.name: role.pod.command for role in roles}
     script = _take_launch(roles[0], arguments, file, notes) if len(set(commands.values())) == 1 else None

@@ -122,7 +122,7 @@ class Fields:
     def _unread(self, path: FieldPath, value: Any) -> Iterator[FieldPath]:
         if path in self._read:
             return
-        if path and not any(one[: len(path)] == path for one in self._read):
+        if path and not any(read_path[: len(path)] == path for read_path in self._read):
             yield path
         elif isinstance(value, Mapping):
             for key, inner in value.items():

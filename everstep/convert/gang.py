@@ -55,9 +55,9 @@ def _take_marks(role: Role, marks: dict[str, str]) -> Role:
     """The role without its pod's marks, which are added to `marks`."""
     kept: dict[str, dict[str, Any]] = {}
     for name, values in role.pod.template.get("metadata", {}).items():
-        found = {key: str(value) for key, value in values.items() if key in _GANGS or key in _QUEUES}
-        marks |= found
-        if rest := {key: value for key, value in values.items() if key not in found}:
+        own_marks = {key: str(value) for key, value in values.items() if key in _GANGS or key in _QUEUES}
+        marks |= own_marks
+        if rest := {key: value for key, value in values.items() if key not in own_marks}:
             kept[name] = rest
     template = {name: value for name, value in role.pod.template.items() if name != "metadata"}
     return replace(role, pod=replace(role.pod, template={**template, **({"metadata": kept} if kept else {})}))

@@ -13,7 +13,7 @@ _STEP = "everstep-train"
 
 def workflow_of(conversion: Conversion) -> dict[str, Any]:
     """The Workflow: one task, whose template is the train step's with the job's image, variables and resources."""
-    step = next(one for one in workflow_templates() if one["metadata"]["name"] == _STEP)
+    step = next(known for known in workflow_templates() if known["metadata"]["name"] == _STEP)
     (template,) = step["spec"]["templates"]
     _fit(template, conversion)
     values = {**conversion.arguments}
@@ -51,7 +51,10 @@ def _fit(template: dict[str, Any], conversion: Conversion) -> None:
     for volume in template.get("volumes", []):
         if sizes and volume["name"] == "shared-memory":
             volume["emptyDir"]["sizeLimit"] = sizes[0]
-    template["volumes"] = [*template.get("volumes", []), *(one for one in volumes if one.get("name") not in own)]
+    template["volumes"] = [
+        *template.get("volumes", []),
+        *(volume for volume in volumes if volume.get("name") not in own),
+    ]
     own_mounts = [mount for mount in mounts if mount.get("name") not in own]
     container["volumeMounts"] = [*container.get("volumeMounts", []), *own_mounts]
     metadata = more.pop("metadata", {})

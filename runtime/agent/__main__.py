@@ -74,10 +74,12 @@ async def _run(settings: Settings, persist_interval: int) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, agent.leave, signum)
     faults.point("agent.start")
-    return (await _run_with_check(agent, settings, credentials, store)).code
+    return (await _run_with_check(agent, settings, credentials, store, say)).code
 
 
-async def _run_with_check(agent: Agent, settings: Settings, credentials: Credentials, store: Store) -> Ending:
+async def _run_with_check(
+    agent: Agent, settings: Settings, credentials: Credentials, store: Store, say: Callable[[str], None]
+) -> Ending:
     """Run the agent, after a check of this node if the settings ask for one."""
     if settings.unfit is None:
         return await agent.run()
@@ -90,13 +92,13 @@ async def _run_with_check(agent: Agent, settings: Settings, credentials: Credent
     patience_s, box = settings.connect_s, settings.box
     client = AdmissionClient(settings.node, settings.host, settings.address, credentials, where, patience_s, box)
     try:
-        ending = await run_checked(agent, client, settings.unfit)
+        ending = await run_checked(agent, client, settings.unfit, say)
     except NoQuorumError as error:
         ending = Ending(ExitCode.TRY_AGAIN, str(error))
     except SwitchboxError as error:
         ending = Ending(ExitCode.BAD_INPUT, str(error))
     if not agent.status.seat:
-        print(f"agent {settings.node}: {ending.reason}", file=sys.stderr, flush=True)
+        say(ending.reason)
     return ending
 
 

@@ -1,6 +1,7 @@
 """Checks the node before its agent joins, beside its imports. Later the node is a partner for the checks of others."""
 
 import asyncio
+from collections.abc import Callable
 
 from everstep.runtime.agent.agent import Agent
 from everstep.runtime.agent.dependencies import Ending
@@ -9,13 +10,14 @@ from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasurementE
 from everstep.runtime.exit_codes import ExitCode
 
 
-async def run_checked(agent: Agent, client: AdmissionClient, unfit: int) -> Ending:
+async def run_checked(agent: Agent, client: AdmissionClient, unfit: int, say: Callable[[str], None]) -> Ending:
     """Run the check and the agent, which joins when the check says so. Exit code `unfit` if it excludes this node.
+    `say` gets lines for the log.
 
     Raises NoQuorumError if too few nodes joined the check.
     """
     may_join = asyncio.Event()
-    checking = asyncio.create_task(client.run())
+    checking = asyncio.create_task(client.run(say))
     running = asyncio.create_task(agent.run(may_join))
     try:
         await asyncio.wait([client.verdict, checking, running], return_when=asyncio.FIRST_COMPLETED)

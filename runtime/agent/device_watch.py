@@ -30,11 +30,11 @@ def line_of(readings: Sequence[DeviceReading]) -> dict[str, float | int | str]:
     return {
         "kind": "devices",
         "devices": len(readings),
-        "used_bytes": sum(one.used_bytes for one in readings),
-        "total_bytes": sum(one.total_bytes for one in readings),
-        "busy": round(sum(one.busy for one in readings) / len(readings), 4),
-        "to_device": sum(one.to_device for one in readings),
-        "from_device": sum(one.from_device for one in readings),
-        "uncorrected": sum(one.uncorrected or 0 for one in readings),
-        "lowered": ", ".join(dict.fromkeys(why for one in readings for why in one.lowered)),
+        "used_bytes": sum(reading.used_bytes for reading in readings),
+        "total_bytes": sum(reading.total_bytes for reading in readings),
+        "busy": round(sum(reading.busy for reading in readings) / len(readings), 4),
+        "to_device": sum(reading.to_device for reading in readings),
+        "from_device": sum(reading.from_device for reading in readings),
+        "uncorrected": sum(reading.uncorrected or 0 for reading in readings),
+        "lowered": ", ".join(dict.fromkeys(why for reading in readings for why in reading.lowered)),
     }

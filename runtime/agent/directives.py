@@ -48,10 +48,14 @@ async def write_stacks(
     """Print the stacks of these workers and keep them as a log of that name. Returns where the workers stand."""
     dependencies.say(f"stacks of ranks {', '.join(str(worker.board.rank) for worker in workers)}: {why}")
     looks = await look(workers)
-    text = "".join(as_text(one.stacks) for one in looks)
+    text = "".join(as_text(rank_look.stacks) for rank_look in looks)
     dependencies.say(text)
     try:
         await asyncio.to_thread(dependencies.keep_log, name, text.encode())
     except OSError as error:
         dependencies.say(f"{name} is not in the store: {error}")
-    return [msgspec.structs.replace(one.standing, place=one.standing.place[:500]) for one in looks if one.standing]
+    return [
+        msgspec.structs.replace(rank_look.standing, place=rank_look.standing.place[:500])
+        for rank_look in looks
+        if rank_look.standing
+    ]

@@ -383,7 +383,9 @@ class AgentLifecycle:
         workers = local_workers(self._workers, seat, settings.node, settings.job, folder) if seat else []
         name = f"stacks-{self._dialogue.round:06d}-{directive.number}.txt"
         standings = await write_stacks(workers, directive.reason, name, self._dependencies)
-        amended = (self._progress.amend(workers[at].board.local_rank, one) for at, one in enumerate(standings))
+        amended = (
+            self._progress.amend(workers[at].board.local_rank, standing) for at, standing in enumerate(standings)
+        )
         await self._client.report_dumped(self._dialogue.dumped_message(directive, tuple(amended)))
 
     async def _watch_notice(self) -> None:

@@ -116,11 +116,11 @@ class NeighbourWatch:
 
     async def _ask_all(self) -> None:
         peers, began = self._neighbours, self._loop.time()
-        answers = await asyncio.gather(*(self._answers(one, peers) for one in peers))
-        self._met.update(one for one, lives in zip(peers, answers, strict=True) if lives)
+        answers = await asyncio.gather(*(self._answers(peer, peers) for peer in peers))
+        self._met.update(peer for peer, lives in zip(peers, answers, strict=True) if lives)
         if peers is not self._neighbours or self._loop.time() - began >= SILENT_S + AWAY_S:
             return
-        silent = (one.node for one, lives in zip(peers, answers, strict=True) if not lives and one in self._met)
+        silent = (peer.node for peer, lives in zip(peers, answers, strict=True) if not lives and peer in self._met)
         self._note(tuple(silent), began)
 
     def _note(self, silent: tuple[str, ...], asked_at: float) -> None:
@@ -133,7 +133,7 @@ class NeighbourWatch:
         is_answered, _ = await asyncio.wait([direct], timeout=INDIRECT_S)
         if is_answered and direct.result():
             return True
-        helpers = [one.address for one in all_ if one is not whom][:HELPERS]
+        helpers = [peer.address for peer in all_ if peer is not whom][:HELPERS]
         rest_s = SILENT_S - INDIRECT_S
         through = [asyncio.create_task(self._questions.is_answered(whom, rest_s, helper)) for helper in helpers]
         return await _any_true([direct, *through])

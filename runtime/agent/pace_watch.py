@@ -51,16 +51,16 @@ class PaceWatch:
     def look(self) -> None:
         """Look at all workers; ends a window whose time is over."""
         now, boards = self.clock(), self.boards()
-        for local_rank, one in list(self._looks.items()):
+        for local_rank, look in list(self._looks.items()):
             board = boards.get(local_rank)
-            if board is None or (board.pid, board.round) != (one.board.pid, one.board.round):
+            if board is None or (board.pid, board.round) != (look.board.pid, look.board.round):
                 self._looks.clear()  # Another round: the window starts again.
                 break
-            one.looks += 1
-            one.in_kernel += main_thread_state(board.pid) == "D"
-            one.evaluated |= board.phase in _EVALUATIONS
-        if not any(one.board.iteration for one in self._looks.values()) and any(
-            one.iteration for one in boards.values()
+            look.looks += 1
+            look.in_kernel += main_thread_state(board.pid) == "D"
+            look.evaluated |= board.phase in _EVALUATIONS
+        if not any(look.board.iteration for look in self._looks.values()) and any(
+            board.iteration for board in boards.values()
         ):
             self._looks.clear()  # The training begins, and with it the first window.
         if not self._looks or now >= self._began_at + WINDOW_S:
@@ -72,16 +72,16 @@ class PaceWatch:
         for local_rank, board in boards.items():
             state, own = process_state(board.pid), sockets_of(board.pid, sockets)
             # Within the machine nothing is lost: what is sent again there tells of a process that did not run.
-            far = [one for one in own if not one.remote.startswith(("127.", "[::1]"))]
+            far = [link for link in own if not link.remote.startswith(("127.", "[::1]"))]
             after[local_rank] = HostUse(
                 state.cpu_wait_s if state else 0.0, 0.0, state.major_faults if state else 0,
-                sum(one.resent for one in far), max((one.rtt_s for one in far), default=0.0),
+                sum(link.resent for link in far), max((link.rtt_s for link in far), default=0.0),
             )  # fmt: skip
-            if (one := self._looks.get(local_rank)) is not None and one.looks:
-                in_kernel_s = seconds * one.in_kernel / one.looks
-                use = after[local_rank].since(one.use)._replace(disk_wait_s=in_kernel_s)
-                is_known = not one.evaluated
-                paces.append(pace(one.board, board, seconds, use) if is_known else Pace(board.rank, 0, 0, 0.0, 0.0))
+            if (look := self._looks.get(local_rank)) is not None and look.looks:
+                in_kernel_s = seconds * look.in_kernel / look.looks
+                use = after[local_rank].since(look.use)._replace(disk_wait_s=in_kernel_s)
+                is_known = not look.evaluated
+                paces.append(pace(look.board, board, seconds, use) if is_known else Pace(board.rank, 0, 0, 0.0, 0.0))
         self._began_at = now
         self._looks = {local_rank: _Look(board, after[local_rank]) for local_rank, board in boards.items()}
         self._paces = tuple(paces) or self._paces

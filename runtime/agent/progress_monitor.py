@@ -116,7 +116,9 @@ class ProgressMonitor:
         still_s, has_moved = round(self._clock() - since, 3), self._moved_at is not None
         beacons = [self._beacon(rank, board) for rank, board in enumerate(boards)]
         # While one evaluates or saves, the others wait for it: what they wait for says how long that may take.
-        awaited = [one for one, board in zip(beacons, boards, strict=True) if board is None or not board.awaits_others]
+        awaited = [
+            beacon for beacon, board in zip(beacons, boards, strict=True) if board is None or not board.awaits_others
+        ]
         slowest = min(beacons)[0], min(awaited or beacons)[1]
         pace_s = max((board.pace_s for board in boards if board is not None), default=0.0)
         is_working = changes == self._first and self._is_working(boards)
@@ -134,7 +136,7 @@ class ProgressMonitor:
         if self._activity is not None and now - self._activity[0] < _APART_S:
             return round(now - self._active_at, 3)
         looks = [activity(board.pid) for board in boards if board is not None]
-        cpu_s, bytes_moved = sum(one[0] for one in looks), sum(one[1] for one in looks)
+        cpu_s, bytes_moved = sum(look[0] for look in looks), sum(look[1] for look in looks)
         before, self._activity = self._activity, (now, cpu_s, bytes_moved)
         elapsed_s = now - before[0] if before else 0.0
         is_idle = before is not None and cpu_s - before[1] <= max(_IDLE_CORES * len(looks) * elapsed_s, 0.011)

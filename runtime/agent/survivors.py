@@ -36,8 +36,8 @@ class _Survivor:
     """0 until it has said who it is."""
     round: int = 0
     """The newest round that it has a seat in."""
-    left: asyncio.Event = field(default_factory=asyncio.Event)
-    """It has left that round, or is gone."""
+    free_for_seat: asyncio.Event = field(default_factory=asyncio.Event)
+    """It has left that round, or is a spare that has rehearsed. Set when it is gone, too: nobody waits for it then."""
 
 
 class Survivors:
@@ -90,16 +90,18 @@ class Survivors:
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 for survivor in present:
-                    await survivor.left.wait()
+                    await survivor.free_for_seat.wait()
         return frozenset(
-            survivor.pid for survivor in self._channels.values() if survivor.pid in pids and survivor.left.is_set()
+            survivor.pid
+            for survivor in self._channels.values()
+            if survivor.pid in pids and survivor.free_for_seat.is_set()
         )
 
     def seat(self, pid: int, seat: NextRound, stdout: int, stderr: int) -> bool:
         """Give a worker that has left its round a seat in another one. Returns whether it could be told."""
         for survivor in self._channels.values():
-            if survivor.pid == pid and survivor.left.is_set():
-                survivor.left.clear()
+            if survivor.pid == pid and survivor.free_for_seat.is_set():
+                survivor.free_for_seat.clear()
                 survivor.round = seat.round
                 return self._send(survivor, seat, stdout, stderr)
         return False
@@ -127,9 +129,9 @@ class Survivors:
             case Survive(pid, round_):
                 survivor.pid, survivor.round = pid, round_
             case Left(round_) if round_ == survivor.round:
-                survivor.left.set()
+                survivor.free_for_seat.set()
             case Rehearsed() if not survivor.round:
-                survivor.left.set()
+                survivor.free_for_seat.set()
                 self._on_rehearsed(survivor.pid, message)
             case Seated():
                 self._on_seated(survivor.pid)
@@ -148,4 +150,4 @@ class Survivors:
         if self._channels.pop(survivor.channel.fileno(), None):
             self._loop.remove_reader(survivor.channel)
             survivor.channel.close()
-            survivor.left.set()
+            survivor.free_for_seat.set()

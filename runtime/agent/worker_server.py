@@ -119,7 +119,7 @@ class LinkServer:
 
     async def wait_for_stages(self) -> None:
         """Wait until each worker that has staged a state in this round has staged one more, or is gone."""
-        await asyncio.gather(*[one.wait_for_stage() for one in self.connections if one.has_staged])
+        await asyncio.gather(*[connection.wait_for_stage() for connection in self.connections if connection.has_staged])
 
     async def close(self) -> None:
         """Stop listening."""

@@ -16,10 +16,10 @@ _LARGEST_STEP, _SMALLEST_STEP = 1 << 34, 1 << 12
 def refusal(folder: Path) -> str:
     """Why that folder's file system cannot be filled here, in one line; empty if it can."""
     device = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/")).stat().st_dev
-    for others in ("/", tempfile.gettempdir()):
-        if os.stat(others).st_dev == device:
+    for shared in ("/", tempfile.gettempdir()):
+        if os.stat(shared).st_dev == device:
             return (
-                f"{folder} is on the file system of {others}, and to fill that would harm more than this run: put the "
+                f"{folder} is on the file system of {shared}, and to fill that would harm more than this run: put the "
                 "store on one of its own (--store)"
             )
     return ""

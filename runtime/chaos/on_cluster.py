@@ -148,7 +148,7 @@ class ClusterInjector:
 
     def _world(self, role: str) -> int:
         """Nodes of that role in the newest round."""
-        rounds_formed = [one for one in self._progress.records() if isinstance(one, RoundFormed)]
+        rounds_formed = [record for record in self._progress.records() if isinstance(record, RoundFormed)]
         return len(rounds_formed[-1].round.members[role]) if rounds_formed else 0
 
     async def _mark_machine(self, fault: Fault) -> FiredFault:

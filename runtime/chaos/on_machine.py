@@ -101,7 +101,7 @@ class MachineInjector:
 
     def _nodes(self) -> list[Registration]:
         """The job's live nodes."""
-        return [one for one in self._registry.all() if one.job == self._progress.job and one.is_alive()]
+        return [entry for entry in self._registry.all() if entry.job == self._progress.job and entry.is_alive()]
 
     async def _victim(self, fault: Fault) -> Registration:
         """The named node, or one that trains. Raises NotFiredError."""
@@ -109,11 +109,11 @@ class MachineInjector:
 
         def find_live() -> bool:
             names = [fault.node] if fault.node else self._progress.training_nodes()
-            candidates[:] = [one for one in self._nodes() if one.name in names]
+            candidates[:] = [entry for entry in self._nodes() if entry.name in names]
             return bool(candidates)
 
         await self._progress.wait(find_live, f"{fault.node or 'any node'} is alive and trains", SEEN_S)
-        return self._chance.choice(sorted(candidates, key=lambda one: one.name))
+        return self._chance.choice(sorted(candidates, key=lambda entry: entry.name))
 
     async def _workers(self, entry: Registration) -> list[psutil.Process]:
         """The node's training processes: its fork server's children. Raises NotFiredError."""
@@ -150,7 +150,7 @@ class MachineInjector:
         return await victims.kill(fault.kind, "", self._train_step())
 
     async def _kill_everything(self, fault: Fault) -> FiredFault:
-        agents = [psutil.Process(one.pid) for one in self._nodes()]
+        agents = [psutil.Process(entry.pid) for entry in self._nodes()]
         below = [process for agent in agents for process in agent.children(recursive=True)]
         return await victims.kill(fault.kind, "", [*self._train_step(), *agents, *below])
 
@@ -176,8 +176,10 @@ class MachineInjector:
         """The fault, once the journal has a record of these types about the node. Raises NotFiredError."""
 
         def find_record() -> Record | None:
-            records = (one for one in self._progress.records() if isinstance(one, types) and one.time >= moment - 1)
-            return next((one for one in records if getattr(one, "node", "") == node), None)
+            records = (
+                record for record in self._progress.records() if isinstance(record, types) and record.time >= moment - 1
+            )
+            return next((record for record in records if getattr(record, "node", "") == node), None)
 
         await self._progress.wait(find_record, f"the journal mentions {node}", SEEN_S)
         record = find_record()
@@ -313,7 +315,7 @@ class MachineInjector:
         cores, moment = len(os.sched_getaffinity(0)), time.time()
         burning = [await victims.start_load("cpu", f"{fault.share}", f"{fault.seconds}") for _ in range(cores)]
         before = psutil.cpu_times()
-        await asyncio.gather(*(one.wait() for one in burning))
+        await asyncio.gather(*(process.wait() for process in burning))
         after = psutil.cpu_times()
         ticks = sum(after[:8]) - sum(before[:8])
         idle = after.idle - before.idle
@@ -351,7 +353,7 @@ class MachineInjector:
 
     def _world(self) -> int:
         """Nodes of the newest round."""
-        rounds_formed = [one for one in self._progress.records() if isinstance(one, RoundFormed)]
+        rounds_formed = [record for record in self._progress.records() if isinstance(record, RoundFormed)]
         return sum(map(len, rounds_formed[-1].round.members.values())) if rounds_formed else 0
 
     async def _scale(self, nodes: int) -> None:

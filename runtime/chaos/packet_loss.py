@@ -98,8 +98,8 @@ def cut_off(group: Path) -> Iterator[None]:
             descriptors.append(_bpf(_LINK_CREATE, struct.pack("IIII", program, folder, direction, 0)))
         yield
     finally:
-        for one in reversed(descriptors):
-            os.close(one)
+        for descriptor in reversed(descriptors):
+            os.close(descriptor)
 
 
 def _load_program() -> int:

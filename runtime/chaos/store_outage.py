@@ -36,8 +36,8 @@ def out_of_reach(folder: Path) -> Iterator[str]:
         aside.unlink()
 
 
-def _exchange(one: Path, other: Path) -> None:
+def _exchange(first: Path, second: Path) -> None:
     library = ctypes.CDLL(None, use_errno=True)
-    if library.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _EXCHANGE):
+    if library.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _EXCHANGE):
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), str(one))
+        raise OSError(number, os.strerror(number), str(first))

@@ -49,7 +49,7 @@ class PassedOverError(RestoreError):
         super().__init__(text)
         self.refusals = tuple(refusals)
         # One source that may be whole is enough: an unreachable checkpoint must not lead to a start from zero.
-        self.flaw = next((one.flaw for one in self.refusals if one.flaw is not Flaw.DAMAGED), Flaw.DAMAGED)
+        self.flaw = next((refusal.flaw for refusal in self.refusals if refusal.flaw is not Flaw.DAMAGED), Flaw.DAMAGED)
 
 
 class SegmentError(OSError):

@@ -72,13 +72,13 @@ class Gate:
     def record_verdicts(self, verdicts: Iterable[Verdict]) -> None:
         """Record the verdicts of a check. A partner that turned out to be unfit, or is gone, is no longer used as a
         partner; it goes on training."""
-        for one in verdicts:
-            was_judged = one.node in self._judged
-            if one.health in (Health.FAULTY, Health.UNDECIDED) if was_judged else one.avoid:
-                self._healthy.discard(one.node)
+        for verdict in verdicts:
+            was_judged = verdict.node in self._judged
+            if verdict.health in (Health.FAULTY, Health.UNDECIDED) if was_judged else verdict.avoid:
+                self._healthy.discard(verdict.node)
             elif not was_judged:
-                self._healthy.add(one.node)
-            self._judged.add(one.node)
+                self._healthy.add(verdict.node)
+            self._judged.add(verdict.node)
         self._fresh_since = None
 
 
@@ -115,7 +115,9 @@ async def _check_all(coordinator: Coordinator, admission: Admission, say: Callab
             await coordinator.wait_for_event(_POLL_S)
             continue
         verdicts = await coordinator.check([*fresh, *partners], partners)
-        for line in verdict_lines([one for one in verdicts if one.node in fresh or one.health is Health.FAULTY]):
+        for line in verdict_lines(
+            [verdict for verdict in verdicts if verdict.node in fresh or verdict.health is Health.FAULTY]
+        ):
             say(line)
         gate.record_verdicts(verdicts)
 
@@ -124,13 +126,13 @@ async def _wait_for_first_nodes(coordinator: Coordinator, admission: Admission) 
     """Wait for all nodes; or for enough, and then until no more arrive. Returns False if too few arrived in time."""
     began = changed_at = time.monotonic()
     before = 0
-    while (here := len(coordinator.ready_nodes())) < admission.nodes:
+    while (arrived := len(coordinator.ready_nodes())) < admission.nodes:
         now = time.monotonic()
-        if here > before:
-            before, changed_at = here, now
-        if here >= admission.least and now >= changed_at + admission.window_s:
+        if arrived > before:
+            before, changed_at = arrived, now
+        if arrived >= admission.least and now >= changed_at + admission.window_s:
             break
         if now >= began + admission.timeout_s:
-            return here >= admission.least
+            return arrived >= admission.least
         await coordinator.wait_for_event(_POLL_S)
     return True

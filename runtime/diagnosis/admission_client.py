@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import aiohttp
 
-from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasurementError, UnknownNodeError
+from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasurementError, NoQuorumError, UnknownNodeError
 from everstep.runtime.diagnosis.http_link import HttpLink
 from everstep.runtime.diagnosis.measurement_process import MeasurementProcess, start_measurement_process
 from everstep.runtime.diagnosis.messages import Arrive
@@ -45,8 +45,8 @@ class AdmissionClient:
         """The first verdict. Raises NoQuorumError, RefusedError, MeasurementError, SwitchboxError,
         CoordinatorLostError."""
 
-    async def run(self) -> None:
-        """Be checked, then serve as a partner, until cancelled."""
+    async def run(self, say: Callable[[str], None]) -> None:
+        """Be checked, then serve as a partner, until cancelled. `say` gets why it is one no longer, in one line."""
         try:
             async with start_measurement_process() as measuring, aiohttp.ClientSession() as http:
                 if self._box is not None and (why := missing_devices(self._box, await measuring.count_devices())):
@@ -58,9 +58,10 @@ class AdmissionClient:
                     except (CoordinatorLostError, UnknownNodeError):
                         await asyncio.sleep(_RETRY_PAUSE_S)  # A new master will follow.
         except (CoordinatorLostError, UnknownNodeError, MeasurementError, OSError, ValueError, RuntimeError) as error:
-            if self.verdict.done():
-                return  # This partner is no longer needed, or cannot be one.
-            self.verdict.set_exception(error)
+            if not self.verdict.done():
+                self.verdict.set_exception(error)
+            elif not isinstance(error, NoQuorumError):  # A check that is called off needs no partner.
+                say(f"this node is no longer a partner in node checks: {str(error) or type(error).__name__}")
 
     async def _first_verdict(self, http: aiohttp.ClientSession, measuring: MeasurementProcess) -> Verdict:
         """A new master starts the check again, maybe elsewhere. Raises CoordinatorLostError when the time is over."""

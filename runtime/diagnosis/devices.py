@@ -58,7 +58,7 @@ class DeviceWork:
     @property
     def matmul_s(self) -> float:
         """Seconds of the slowest device's products."""
-        return max(one.matmul_s for one in self.devices)
+        return max(device.matmul_s for device in self.devices)
 
 
 def device_count() -> int:
@@ -75,24 +75,24 @@ def exercise_devices(count: int, short: bool) -> DeviceWork:
     except NoReadingsError as error:
         nvml, unread = None, str(error)
     names = machine_devices(os.environ)
-    found = tuple(_test_device(device, short, partial(_read, nvml, names, device)) for device in range(count))
-    require_fit(found)
-    return DeviceWork(found, _time_collectives(count) if count > 1 else 0.0, unread)
+    findings = tuple(_test_device(device, short, partial(_read, nvml, names, device)) for device in range(count))
+    require_fit(findings)
+    return DeviceWork(findings, _time_collectives(count) if count > 1 else 0.0, unread)
 
 
-def require_fit(found: Sequence[DeviceFinding]) -> None:
+def require_fit(findings: Sequence[DeviceFinding]) -> None:
     """Raises DeviceError for a device with memory errors, or that is much slower than the fastest. Pure."""
-    fastest_s = min(one.matmul_s for one in found)
-    for one in found:
-        if one.uncorrected:
+    fastest_s = min(finding.matmul_s for finding in findings)
+    for finding in findings:
+        if finding.uncorrected:
             raise DeviceError(
-                f"{one.device}: {one.uncorrected} memory errors that ECC could not correct since its driver was "
-                "loaded; reset it, or replace it"
+                f"{finding.device}: {finding.uncorrected} memory errors that ECC could not correct since its driver "
+                "was loaded; reset it, or replace it"
             )
-        if one.matmul_s > SLOW_FACTOR * fastest_s:
-            why = f" ({', '.join(one.lowered)})" if one.lowered else ""
+        if finding.matmul_s > SLOW_FACTOR * fastest_s:
+            why = f" ({', '.join(finding.lowered)})" if finding.lowered else ""
             raise DeviceError(
-                f"{one.device}: matmul took {one.matmul_s:.2f} s, the fastest device {fastest_s:.2f} s{why}"
+                f"{finding.device}: matmul took {finding.matmul_s:.2f} s, the fastest device {fastest_s:.2f} s{why}"
             )
 
 
@@ -133,16 +133,16 @@ def _test_copies(device: int) -> tuple[float, float]:
     """Bytes per second to the host, and from it."""
     import torch
 
-    there = torch.full((COPIED_BYTES,), 7, dtype=torch.uint8, device=f"cuda:{device}")
-    here = torch.zeros(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+    on_device = torch.full((COPIED_BYTES,), 7, dtype=torch.uint8, device=f"cuda:{device}")
+    on_host = torch.zeros(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
     rates = list[float]()
-    for target, source in ((here, there), (there, here)):
+    for target, source in ((on_host, on_device), (on_device, on_host)):
         target.copy_(source)  # The first copy sets up the mapping.
         seconds = _seconds_on(device, lambda to=target, of=source: to.copy_(of, non_blocking=True))
         rates.append(COPIED_BYTES / seconds)
         if COPIED_BYTES / seconds < SLOWEST_COPY:
             raise DeviceError(f"{COPIED_BYTES / seconds / 1e6:.0f} MB/s, at least {SLOWEST_COPY / 1e6:.0f} are usual")
-    if int(here.min()) != 7 or int(here.max()) != 7:
+    if int(on_host.min()) != 7 or int(on_host.max()) != 7:
         raise DeviceError("copied bytes arrived wrong")
     return rates[0], rates[1]
 
@@ -176,14 +176,16 @@ def _time_collectives(count: int) -> float:
 
     seconds = 0.0
     with _blaming("between the devices of this machine: NCCL"):
-        values = [torch.full((REDUCED_BYTES // 4,), float(one + 1), device=f"cuda:{one}") for one in range(count)]
+        values = [
+            torch.full((REDUCED_BYTES // 4,), float(device + 1), device=f"cuda:{device}") for device in range(count)
+        ]
         seconds += _seconds_on(0, lambda: nccl.all_reduce(values))
         expected_sum = count * (count + 1) / 2
         for device, value in enumerate(values):
             if value.min().item() != expected_sum or value.max().item() != expected_sum:
                 raise DeviceError(f"cuda:{device} has a wrong sum")
-        parts = [torch.full((1 << 20,), float(one), device=f"cuda:{one}") for one in range(count)]
-        tensors_gathered = [torch.empty(count << 20, device=f"cuda:{one}") for one in range(count)]
+        parts = [torch.full((1 << 20,), float(device), device=f"cuda:{device}") for device in range(count)]
+        tensors_gathered = [torch.empty(count << 20, device=f"cuda:{device}") for device in range(count)]
         seconds += _seconds_on(0, lambda: nccl.all_gather(parts, tensors_gathered))
         for device, whole in enumerate(tensors_gathered):
             if [int(part.max()) for part in whole.chunk(count)] != list(range(count)):

@@ -120,9 +120,9 @@ def weigh(nodes: Sequence[str], past: Sequence[Round], trusted_names: Iterable[s
     """What the rounds prove about `nodes`; those in `trusted_names`, a subset, are known to be healthy."""
     broken_nodes: dict[str, str] = {}
     for round_ in past:
-        for node, one in round_.measured.items():
-            if not one.works_alone:
-                broken_nodes.setdefault(node, one.error or "its own work did not end in time")
+        for node, measurement in round_.measured.items():
+            if not measurement.works_alone:
+                broken_nodes.setdefault(node, measurement.error or "its own work did not end in time")
     groups_tried = [(round_, group) for round_ in past for group in round_.groups]
     failed_groups = [
         group for round_, group in groups_tried if round_.has_failed(group) and not broken_nodes.keys() & set(group)
@@ -135,7 +135,9 @@ def weigh(nodes: Sequence[str], past: Sequence[Round], trusted_names: Iterable[s
     best = _best_times(
         nodes, ((node, round_.measured[node].elapsed_s) for round_, group in passed_groups for node in group)
     )
-    own = _best_times(nodes, ((node, one.matmul_s) for round_ in past for node, one in round_.measured.items()))
+    own = _best_times(
+        nodes, ((node, measurement.matmul_s) for round_ in past for node, measurement in round_.measured.items())
+    )
     best = {node: seconds for node, seconds in best.items() if node not in broken_nodes}
     limit = slow_threshold_s(list(best.values()))
     slow = frozenset(node for node, seconds in best.items() if seconds > limit)

@@ -155,21 +155,21 @@ async def _gather_nodes(coordinator: Coordinator, options: MultiMachineCheck) ->
     """The participating nodes, in rank order or by switch. Raises NoQuorumError if too few arrive."""
     nodes = [node_name(rank) for rank in range(options.max_nodes)]
     deadline = time.monotonic() + options.join_timeout_s
-    here = -1
+    arrived = -1
     while True:
-        enough = here >= options.min_nodes
+        enough = arrived >= options.min_nodes
         left_s = max(0.0, deadline - time.monotonic())
         missing = await coordinator.wait_for_arrivals(
-            nodes, min(left_s, JOIN_WINDOW_S) if enough else left_s, more_than=here
+            nodes, min(left_s, JOIN_WINDOW_S) if enough else left_s, more_than=arrived
         )
-        before, here = here, len(nodes) - len(missing)
-        if here == options.max_nodes or (
-            here >= options.min_nodes and (here == before or time.monotonic() >= deadline)
+        before, arrived = arrived, len(nodes) - len(missing)
+        if arrived == options.max_nodes or (
+            arrived >= options.min_nodes and (arrived == before or time.monotonic() >= deadline)
         ):
             break
         if time.monotonic() >= deadline:
             raise NoQuorumError(
-                f"{here} of {options.min_nodes} nodes came within {options.join_timeout_s:g} s; "
+                f"{arrived} of {options.min_nodes} nodes came within {options.join_timeout_s:g} s; "
                 f"missing: {', '.join(node for node in nodes if node in missing)}"
             )
     came = [node for node in nodes if node not in missing]

@@ -28,8 +28,11 @@ def round_line(round_: Round) -> str:
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
     """A line for each node that is not healthy, with the reason; then all unfit nodes in one line."""
-    unfit = [one for one in verdicts if one.health is not Health.HEALTHY]
-    lines = [f"{one.node} is {'a ' * (one.health is Health.STRAGGLER)}{one.health}: {one.reason}" for one in unfit]
+    unfit = [verdict for verdict in verdicts if verdict.health is not Health.HEALTHY]
+    lines = [
+        f"{verdict.node} is {'a ' * (verdict.health is Health.STRAGGLER)}{verdict.health}: {verdict.reason}"
+        for verdict in unfit
+    ]
     kinds = {"faulty": Health.FAULTY, "stragglers": Health.STRAGGLER, "undecided": Health.UNDECIDED}
     kind_words = (f"{word}: {', '.join(nodes_with(verdicts, health)) or 'none'}" for word, health in kinds.items())
     return [*lines, "  ".join(kind_words)]
@@ -38,8 +41,8 @@ def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
 def link_lines(rounds: Sequence[Round], min_bandwidth: float) -> list[str]:
     """Links within a machine that are below the minimum bandwidth, even if the node passes."""
     lines = []
-    for node, one in _first_measurements(rounds).items():
-        slow = [f"{pair} {speed:.4g} MB/s" for pair, speed in one.links.items() if speed < min_bandwidth]
+    for node, measurement in _first_measurements(rounds).items():
+        slow = [f"{pair} {speed:.4g} MB/s" for pair, speed in measurement.links.items() if speed < min_bandwidth]
         if slow:
             lines.append(f"{node}: links below {min_bandwidth:g} MB/s: {', '.join(slow)}")
     return lines
@@ -48,10 +51,17 @@ def link_lines(rounds: Sequence[Round], min_bandwidth: float) -> list[str]:
 def device_lines(rounds: Sequence[Round]) -> list[str]:
     """Devices whose driver lowers their clocks, even if the node passes; and nodes whose driver was not asked."""
     lines = []
-    for node, one in _first_measurements(rounds).items():
-        if one.unread:
-            lines.append(f"{node} on {one.host}: no memory errors and clocks of its devices were read: {one.unread}")
-        lines += [f"{node} on {one.host}, {of.device}: {', '.join(of.lowered)}" for of in one.devices if of.lowered]
+    for node, measurement in _first_measurements(rounds).items():
+        if measurement.unread:
+            lines.append(
+                f"{node} on {measurement.host}: no memory errors and clocks of its devices were read: "
+                f"{measurement.unread}"
+            )
+        lines += [
+            f"{node} on {measurement.host}, {of.device}: {', '.join(of.lowered)}"
+            for of in measurement.devices
+            if of.lowered
+        ]
     return lines
 
 
@@ -68,10 +78,10 @@ def print_verdicts(out: IO[str], verdicts: Sequence[Verdict], rounds: Sequence[R
     for column in ("node", "host", *(f"round {round_.number}" for round_ in rounds), "verdict", "why"):
         table.add_column(column, justify="right" if column.startswith("round") else "left")
     elapsed = [round_.elapsed_s() for round_ in rounds]
-    for one in verdicts:
-        times = (_format_seconds(seconds[one.node]) if one.node in seconds else "rested" for seconds in elapsed)
-        health = Text(str(one.health), style=_COLOURS[one.health])
-        table.add_row(Text(one.node), Text(one.host), *times, health, Text(one.reason))
+    for verdict in verdicts:
+        times = (_format_seconds(seconds[verdict.node]) if verdict.node in seconds else "rested" for seconds in elapsed)
+        health = Text(str(verdict.health), style=_COLOURS[verdict.health])
+        table.add_row(Text(verdict.node), Text(verdict.host), *times, health, Text(verdict.reason))
     console = Console(file=out)
     console.print(table)
     for line in device_lines(rounds):
@@ -97,7 +107,7 @@ def summary(verdicts: Sequence[Verdict], rounds: Sequence[Round]) -> str:
 
 def host_order(verdicts: Sequence[Verdict], places: Mapping[str, Place]) -> list[str]:
     """The usable machines in rank order: those of a zone, then of a switch, side by side. Empty: all are this one."""
-    usable = list(dict.fromkeys(one.host for one in verdicts if one.host not in avoided_hosts(verdicts)))
+    usable = list(dict.fromkeys(verdict.host for verdict in verdicts if verdict.host not in avoided_hosts(verdicts)))
     if not places:
         return []
     return order_by_place(usable, lambda host: places.get(host, Place()))
@@ -126,16 +136,16 @@ def json_report(
         ],
         "nodes": [
             {
-                "node": one.node,
-                "host": one.host,
-                "verdict": str(one.health),
-                "avoid": one.avoid,
-                "reason": one.reason,
-                **{field: round(seconds, 4) for field, seconds in best.get(one.node, {}).items()},
-                **{name: part for name, part in places.get(one.host, Place())._asdict().items() if part},
-                **_extras(first.get(one.node)),
+                "node": verdict.node,
+                "host": verdict.host,
+                "verdict": str(verdict.health),
+                "avoid": verdict.avoid,
+                "reason": verdict.reason,
+                **{field: round(seconds, 4) for field, seconds in best.get(verdict.node, {}).items()},
+                **{name: part for name, part in places.get(verdict.host, Place())._asdict().items() if part},
+                **_extras(first.get(verdict.node)),
             }
-            for one in verdicts
+            for verdict in verdicts
         ],
         "faulty": nodes_with(verdicts, Health.FAULTY),
         "stragglers": nodes_with(verdicts, Health.STRAGGLER),
@@ -148,7 +158,7 @@ def json_report(
 def _extras(first: Measurement | None) -> dict[str, Any]:
     """What only nodes with devices have."""
     links = {"links": dict(first.links)} if first and first.links else {}
-    return {**links, **({"devices": [asdict(one) for one in first.devices]} if first and first.devices else {})}
+    return {**links, **({"devices": [asdict(device) for device in first.devices]} if first and first.devices else {})}
 
 
 def _format_seconds(seconds: float) -> str:
@@ -158,11 +168,11 @@ def _format_seconds(seconds: float) -> str:
 def _best_times(rounds: Sequence[Round]) -> dict[str, dict[str, float]]:
     best_by_node: dict[str, dict[str, float]] = {}
     for round_ in rounds:
-        for node, one in round_.measured.items():
+        for node, measurement in round_.measured.items():
             times = {
-                "matmul_s": one.matmul_s,
-                "all_reduce_alone_s": one.self_reduce_s,
-                "all_reduce_s": one.all_reduce_s,
+                "matmul_s": measurement.matmul_s,
+                "all_reduce_alone_s": measurement.self_reduce_s,
+                "all_reduce_s": measurement.all_reduce_s,
             }
             times_before = best_by_node.setdefault(node, times)
             best_by_node[node] = {field: min(seconds, times_before[field]) for field, seconds in times.items()}
@@ -172,6 +182,6 @@ def _best_times(rounds: Sequence[Round]) -> dict[str, dict[str, float]]:
 def _first_measurements(rounds: Sequence[Round]) -> Mapping[str, Measurement]:
     first_ones: dict[str, Measurement] = {}
     for round_ in rounds:
-        for node, one in round_.measured.items():
-            first_ones.setdefault(node, one)
+        for node, measurement in round_.measured.items():
+            first_ones.setdefault(node, measurement)
     return first_ones

@@ -76,7 +76,9 @@ def pair_fastest_with_slowest(pool: Sequence[str], groups_tried: frozenset[froze
     by_time: list[str] = []
     while unpaired:
         slowest = unpaired.pop()
-        at = next((at for at, other in enumerate(unpaired) if frozenset((slowest, other)) not in groups_tried), None)
+        at = next(
+            (at for at, partner in enumerate(unpaired) if frozenset((slowest, partner)) not in groups_tried), None
+        )
         if at is None:
             by_time.insert(0, slowest)
         else:

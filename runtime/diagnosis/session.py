@@ -119,7 +119,9 @@ class Session:
         """While all groups are done, close the round and open the next; at the end, make the verdicts."""
         while self.verdicts is None and all(group.done for group in self._groups):
             if self._groups:
-                measurements = {node: one for group in self._groups for node, one in group.measurements.items()}
+                measurements = {
+                    node: measurement for group in self._groups for node, measurement in group.measurements.items()
+                }
                 self.past.append(Round(self._round_number, self._plan.groups, self._plan.reason, measurements))
             self._plan = next_round(list(self.members), self.past, self._trusted)
             self.reason = self._plan.reason
@@ -150,7 +152,7 @@ class Session:
         """Advance the group as far as its results allow."""
         if group.done or (group.waiting and not self._is_hopeless(group)):
             return
-        able = all(one.works_alone for one in group.measurements.values())
+        able = all(measurement.works_alone for measurement in group.measurements.values())
         if group.stage is Stage.TOGETHER or not able:
             self._close_group(group)
         elif len(group.members) == 1:
@@ -168,7 +170,7 @@ class Session:
 
     def _is_hopeless(self, group: _Group) -> bool:
         """Did a member die in the all-reduce? Then the others need not wait for it."""
-        return group.stage is Stage.TOGETHER and any(one.died for one in group.measurements.values())
+        return group.stage is Stage.TOGETHER and any(measurement.died for measurement in group.measurements.values())
 
     def _close_group(self, group: _Group) -> None:
         failed_members = [node for node in group.members if not group.measurements[node].works_alone]

@@ -87,11 +87,11 @@ def box_of(flags: argparse.Namespace) -> SwitchboxSpec | None:
     return parse_switchbox(flags.box_pairs, flags.min_bandwidth, flags.min_channels) if flags.box_pairs else None
 
 
-def missing_devices(box: SwitchboxSpec, there: int) -> str:
+def missing_devices(box: SwitchboxSpec, visible: int) -> str:
     """Why this machine cannot be measured, in one line; empty if it can."""
-    if there >= box.devices:
+    if visible >= box.devices:
         return ""
-    has = "no CUDA device" if there == 0 else f"{there} CUDA device{'' if there == 1 else 's'}"
+    has = "no CUDA device" if visible == 0 else f"{visible} CUDA device{'' if visible == 1 else 's'}"
     return f"--switchbox-check: --box-pairs needs devices 0 to {box.devices - 1}, this machine has {has}"
 
 
@@ -131,21 +131,21 @@ class CudaLinkProbe:
     def _copy(self, source: int, target: int) -> float:
         import torch
 
-        there = torch.full((COPIED_BYTES,), 7, dtype=torch.uint8, device=f"cuda:{source}")
-        here = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=f"cuda:{target}")
+        sent = torch.full((COPIED_BYTES,), 7, dtype=torch.uint8, device=f"cuda:{source}")
+        received = torch.zeros(COPIED_BYTES, dtype=torch.uint8, device=f"cuda:{target}")
         best_s = float("inf")
         with torch.cuda.device(source):
-            here.copy_(there)  # The first copy sets up peer access.
+            received.copy_(sent)  # The first copy sets up peer access.
             torch.cuda.synchronize(source)
             torch.cuda.synchronize(target)
             for _ in range(COPIES):
                 began, end_event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
                 began.record()
-                here.copy_(there, non_blocking=True)
+                received.copy_(sent, non_blocking=True)
                 end_event.record()
                 end_event.synchronize()
                 best_s = min(best_s, began.elapsed_time(end_event) / 1000)
         torch.cuda.synchronize(target)
-        if int(here.min()) != 7 or int(here.max()) != 7:
+        if int(received.min()) != 7 or int(received.max()) != 7:
             raise RuntimeError(f"the bytes copied from device {source} arrived wrong at device {target}")
         return COPIED_BYTES / 1e6 / best_s

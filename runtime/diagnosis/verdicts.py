@@ -95,14 +95,14 @@ def _limit_text(evidence: Evidence) -> str:
 
 
 def _healthy_reason(node: str, failures: Failures, evidence: Evidence) -> str:
-    apart = [other for group in failures if evidence.healthy.issuperset(group) for other in group if other != node]
+    apart = [peer for group in failures if evidence.healthy.issuperset(group) for peer in group if peer != node]
     if apart:
         return f"works, but not with {', '.join(dict.fromkeys(apart))}, which works too: look at the link between them"
     return "works alone and with its group"
 
 
 def _undecided_reason(node: str, failures: Failures, evidence: Evidence) -> str:
-    partners = (other for group in failures for other in group if other != node and other in evidence.undecided)
+    partners = (peer for group in failures for peer in group if peer != node and peer in evidence.undecided)
     why = f"works alone but not with {', '.join(dict.fromkeys(partners))}: the link between them, or one of them"
     error = next(filter(None, failures.values()), "")
     return f"{why} ({error})" if error else why

@@ -14,7 +14,7 @@ def unix_time(stamp: Any) -> float:
 
 def short_duration(seconds: float) -> str:
     """`4s`, `2m`, `3h`: only the largest unit."""
-    letter, _, length = next((one for one in UNITS if seconds >= one[2]), UNITS[-1])
+    letter, _, length = next((unit for unit in UNITS if seconds >= unit[2]), UNITS[-1])
     return f"{max(0, int(seconds / length))}{letter}"
 
 

@@ -43,32 +43,32 @@ def judge_replay(evidence: Evidence, round_: Round) -> Verdict:
 def is_complete(evidence: Collection[Evidence], round_: Round) -> bool:
     """Is there evidence of every replica, or of every shard, that the round has?"""
     members = {member.node for role in round_.members.values() for member in role}
-    shards = max(one.shards for one in evidence)
+    shards = max(piece.shards for piece in evidence)
     if shards > 1:
-        return len({one.shard for one in evidence}) == shards
-    return {one.node for one in evidence} >= members
+        return len({piece.shard for piece in evidence}) == shards
+    return {piece.node for piece in evidence} >= members
 
 
 def judge(evidence: Iterable[Evidence]) -> Verdict:
     """Compare the replicas: those of one layout must have the same digest."""
     replicas = defaultdict[str, list[Evidence]](list)
-    for one in sorted(evidence, key=lambda one: (one.node, one.shard)):
-        if one.doubt:
-            return Verdict(False, f"{one.node}: {one.doubt}")
-        replicas[one.layout].append(one)
-    differing = [same for same in replicas.values() if len({one.digest for one in same}) > 1]
+    for piece in sorted(evidence, key=lambda piece: (piece.node, piece.shard)):
+        if piece.doubt:
+            return Verdict(False, f"{piece.node}: {piece.doubt}")
+        replicas[piece.layout].append(piece)
+    differing = [same for same in replicas.values() if len({piece.digest for piece in same}) > 1]
     if not differing:
         most = max(map(len, replicas.values()))
         return Verdict(True, f"{most} replicas agree" if most > 1 else "nothing speaks against it; it has no replica")
     wrong = dict.fromkeys(node for same in differing for node in _outvoted_nodes(same))
-    everybody = ", ".join(dict.fromkeys(one.node for same in differing for one in same))
+    everybody = ", ".join(dict.fromkeys(piece.node for same in differing for piece in same))
     if wrong:
         return Verdict(False, f"{', '.join(wrong)} differs from the majority of {everybody}", tuple(wrong))
     return Verdict(False, f"the replicas of {everybody} differ, and none has a majority")
 
 
 def _outvoted_nodes(same: list[Evidence]) -> list[str]:
-    (digest, votes), *_ = Counter(one.digest for one in same).most_common()
+    (digest, votes), *_ = Counter(piece.digest for piece in same).most_common()
     if len(same) < MAJORITY_OF or 2 * votes <= len(same):
         return []
-    return [one.node for one in same if one.digest != digest]
+    return [piece.node for piece in same if piece.digest != digest]

@@ -2,8 +2,8 @@
 
 A queue counts positions from 0 to `size` - 1; the workers know which shard of which epoch a position is. A worker asks
 for the next position when it is done with the one before: a slow worker asks less often. A round's end gives back what
-its workers were doing. A position is done with an iteration: the first one whose saved state includes it. If a later
-round restores an older iteration, the position is to do again; 0 means that no checkpoint includes it, and that it
+its workers were doing. Each finished position records the first iteration whose checkpoint contains it. If a later
+round restores an older iteration, the position is to do again; 0 means that no checkpoint contains it, and that it
 stays done.
 
 Invariant: each position below `cursor` is in exactly one of `returned`, `leases`, `unsettled` and the settled ones,
@@ -36,8 +36,8 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class DoneLog:
-    """(iteration, position) of what is done, in this order. Immutable to its users; appending shares the entries, so
-    that 10^6 of them cost as much as one list."""
+    """(iteration, position) of what is done, in this order. Immutable to its users; a log and those continued from it
+    share their entries, so that 10^6 logs cost as much as one list."""
 
     __slots__ = ("_entries", "_length")
 
@@ -45,10 +45,11 @@ class DoneLog:
         self._entries = [(iteration, position) for iteration, position in entries]
         self._length = len(self._entries)
 
-    def append(self, iteration: int, position: int) -> "DoneLog":
-        """This log and one more entry."""
+    def appended(self, iteration: int, position: int) -> "DoneLog":
+        """This log and one more entry, as a log of its own."""
         after = DoneLog.__new__(DoneLog)
-        # Another log may have been continued from this one, as by a refused event: its entries are not this one's.
+        # Both logs share one list, which grows here. No log reads beyond its own length, so this one is unchanged. Only
+        # the first log continued from this one may share: after a refused event the list has entries of another.
         entries = self._entries if len(self._entries) == self._length else self._entries[: self._length]
         entries.append((iteration, position))
         after._entries, after._length = entries, self._length + 1
@@ -81,8 +82,8 @@ class DataQueue(msgspec.Struct, frozen=True):
     """How many are done for good."""
     settled_at: int = 0
     """The highest iteration of a settled position; 0: none depends on a checkpoint."""
-    unsettled: DoneLog = DoneLog()
-    """What is done in iterations that a later round may go back behind."""
+    unsettled: DoneLog = msgspec.field(default_factory=DoneLog)
+    """What is done, but could be rolled back."""
 
     @property
     def has_work(self) -> bool:
@@ -110,8 +111,8 @@ def worker_name(request: ShardRequest) -> str:
     return f"{request.node}/{request.local_rank}"
 
 
-def is_late(queue: DataQueue, request: ShardRequest) -> bool:
-    """Whether the request was answered before: it is a copy."""
+def is_duplicate(queue: DataQueue, request: ShardRequest) -> bool:
+    """Whether this request, or a later one of its worker, was answered before."""
     lease = queue.leases.get(worker_name(request))
     if lease is None:
         return False
@@ -146,7 +147,7 @@ def finish_position(queue: DataQueue, worker: str, lease: Lease, position: int, 
     queue = replace(queue, leases={**queue.leases, worker: lease})
     if not iteration:
         return replace(queue, settled=queue.settled + 1)
-    return replace(queue, unsettled=queue.unsettled.append(iteration, position))
+    return replace(queue, unsettled=queue.unsettled.appended(iteration, position))
 
 
 def with_given_back(queue: DataQueue, worker: str, lease: Lease, position: int) -> DataQueue:
@@ -156,9 +157,9 @@ def with_given_back(queue: DataQueue, worker: str, lease: Lease, position: int) 
 
 def without_node(queue: DataQueue, node: str) -> DataQueue:
     """The queue when that node's workers have ended: they do nothing any more."""
-    names_left = [name for name in queue.leases if name.rpartition("/")[0] == node]
-    queue = _return_positions(queue, [queue.leases[name].position for name in names_left])
-    return replace(queue, leases={name: lease for name, lease in queue.leases.items() if name not in names_left})
+    ended_workers = [name for name in queue.leases if name.rpartition("/")[0] == node]
+    queue = _return_positions(queue, [queue.leases[name].position for name in ended_workers])
+    return replace(queue, leases={name: lease for name, lease in queue.leases.items() if name not in ended_workers})
 
 
 def in_next_round(queue: DataQueue, restored_iteration: int) -> DataQueue:
@@ -178,9 +179,9 @@ def settle_positions(queue: DataQueue, oldest: int) -> DataQueue:
     settled = [iteration for iteration, _ in queue.unsettled if iteration <= oldest]
     if not settled:
         return queue
-    entries_left = DoneLog(entry for entry in queue.unsettled if entry[0] > oldest)
+    remaining = DoneLog(entry for entry in queue.unsettled if entry[0] > oldest)
     at = max(queue.settled_at, *settled)
-    return replace(queue, unsettled=entries_left, settled=queue.settled + len(settled), settled_at=at)
+    return replace(queue, unsettled=remaining, settled=queue.settled + len(settled), settled_at=at)
 
 
 def _return_positions(queue: DataQueue, positions: list[int]) -> DataQueue:

@@ -68,7 +68,7 @@ TABLE = (
               r"distributed collective mismatch|Detected mismatch between collectives|"
               r"Mismatch between collective operation types"),
     ErrorKind("a collective timed out", Hope.PERHAPS,
-              "a rank did not join it: find the rank that is elsewhere in the stacks (everstep stacks)",
+              "a rank did not join it: find the rank that is out of step in the stacks (everstep stacks)",
               r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (recv|send)|"
               r"waiting for clients|Application timeout caused pair closure|monitoredBarrier.*timed? ?out"),
     ErrorKind("the connection to another rank broke", Hope.YES, "find why that rank ended",

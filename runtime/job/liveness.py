@@ -220,7 +220,7 @@ class Liveness:
     @property
     def standings(self) -> list[Standing]:
         """Where the ranks stand whose stacks are written."""
-        return [one for standings in self._dumped.values() for one in standings]
+        return [standing for standings in self._dumped.values() for standing in standings]
 
     def all_dumped(self, state: State) -> bool:
         """Whether all members that still train have written their stacks."""

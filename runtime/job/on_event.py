@@ -249,7 +249,7 @@ def _on_data_shard_asked(tx: Transaction, event: DataShardAsked) -> None:
         return  # From a round that is over: its workers are about to die.
     tx.mark_alive(request.node)
     queue = tx.state.queues.get(request.queue) or data_queues.DataQueue(request.size)
-    if request.size != queue.size or data_queues.is_late(queue, request):
+    if request.size != queue.size or data_queues.is_duplicate(queue, request):
         return
     worker = data_queues.worker_name(request)
     if (lease := queue.leases.get(worker)) and lease.position != data_queues.NOTHING:

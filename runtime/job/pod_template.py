@@ -39,7 +39,7 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
         yield "spec.initContainers: a role waits for others by waitsFor; do the rest in the image or the command"
     yield from _unknown({k: v for k, v in spec.items() if k != "initContainers"}, SPEC, DECIDED["spec"], "spec.")
     containers = spec.get("containers") or []
-    if not isinstance(containers, list) or not all(isinstance(one, dict) for one in containers):
+    if not isinstance(containers, list) or not all(isinstance(container, dict) for container in containers):
         yield "spec.containers: a list of mappings is needed"
         return
     if len(containers) > 1:
@@ -79,7 +79,7 @@ def command_of(template: Mapping[str, Any]) -> str:
 def variables_of(template: Mapping[str, Any]) -> dict[str, str]:
     """Its variables whose values are written down, with references to each other as they are."""
     env = container_of(template).get("env") or ()
-    return {one["name"]: str(one.get("value") or "") for one in env if "valueFrom" not in one}
+    return {variable["name"]: str(variable.get("value") or "") for variable in env if "valueFrom" not in variable}
 
 
 def amounts_of(template: Mapping[str, Any]) -> dict[str, Any]:

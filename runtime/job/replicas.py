@@ -128,9 +128,9 @@ def overdue_scaling(state: State, spec: JobSpec) -> Iterator[tuple[float, str, i
             if node.requested_at >= state.asked_at and not node.replaces
         ]
         if late:
-            there = max(state.nodes.count(role, LIVE) - len(late), role_spec.min_nodes)
-            if there < desired_size(state, spec, role):
-                yield max(max(late), state.awake_since) + role_spec.scale_out_timeout_s, role, there
+            attainable = max(state.nodes.count(role, LIVE) - len(late), role_spec.min_nodes)
+            if attainable < desired_size(state, spec, role):
+                yield max(max(late), state.awake_since) + role_spec.scale_out_timeout_s, role, attainable
 
 
 def attainable_size(state: State, spec: JobSpec, role: str) -> float:
@@ -146,10 +146,10 @@ def admission_time(state: State, spec: JobSpec, role: str) -> float:
     Those roles must have their minimum, and either no outstanding requests or no new node for the join window.
     """
     when = 0.0
-    for other in spec.roles[role].waits_for:
-        if state.nodes.count(other, JOINED) < spec.roles[other].least:
+    for awaited in spec.roles[role].waits_for:
+        if state.nodes.count(awaited, JOINED) < spec.roles[awaited].least:
             return math.inf
-        if state.nodes.count(other, (NodePhase.REQUESTED,)):
+        if state.nodes.count(awaited, (NodePhase.REQUESTED,)):
             when = max(state.joined_at, state.awake_since) + spec.patience.join_window_s
     return when
 
@@ -254,5 +254,5 @@ def _leave_reason(node: NodeState) -> Reason | None:
 
 def _must_move(previous: NodeState) -> bool:
     because = _leave_reason(previous)
-    there = previous.phase in LIVE
-    return there or (because is not None and DECISIONS[because] not in (Decision.RELAUNCH, Decision.MEMBERSHIP))
+    is_live = previous.phase in LIVE
+    return is_live or (because is not None and DECISIONS[because] not in (Decision.RELAUNCH, Decision.MEMBERSHIP))

@@ -120,11 +120,11 @@ def _expire_deadlines(tx: Transaction) -> None:
     if tx.state.nodes.total((P.CHECKING,)) and tx.now >= rounds.check_deadline(tx.state, tx.spec):
         late = [node.name for node in _nodes_in(tx.state, (P.CHECKING,))]
         tx.record(CheckOver(time=tx.now, round=tx.state.check_round, nodes=tuple(sorted(late)[:_MOST_NAMED])))
-    for deadline, role, there in list(replicas.overdue_scaling(tx.state, tx.spec)):
+    for deadline, role, count in list(replicas.overdue_scaling(tx.state, tx.spec)):
         if tx.now >= deadline:
             timeout = tx.spec.roles[role].scale_out_timeout_s
             why = f"the others did not join within {timeout:g} s"
-            tx.record(DesiredChanged(time=tx.now, role=role, nodes=there, detail=why))
+            tx.record(DesiredChanged(time=tx.now, role=role, nodes=count, detail=why))
 
 
 def _leave_out_silent(tx: Transaction) -> None:

@@ -55,17 +55,17 @@ class SlowNodes:
         training = sum(state.nodes.count(node.role, (NodePhase.RUNNING,), leaving) for leaving in (False, True))
         if len(paces_of_role) < training:
             return
-        there = {name: some for name, some in paces_of_role.items() if state.nodes[name].phase is NodePhase.RUNNING}
-        if len(there) >= training:
+        running = {name: some for name, some in paces_of_role.items() if state.nodes[name].phase is NodePhase.RUNNING}
+        if len(running) >= training:
             paces_of_role.clear()
-            self._judge(node.role, there)
+            self._judge(node.role, running)
 
     def _judge(self, role: str, paces: Mapping[str, tuple[Pace, ...]]) -> None:
-        verdict = judge_paces([one for some in paces.values() for one in some])
+        verdict = judge_paces([pace for some in paces.values() for pace in some])
         before = self._slow.pop(role, None)
         if verdict is None:
             return
-        nodes = {one.rank: name for name, some in paces.items() for one in some}
+        nodes = {pace.rank: name for name, some in paces.items() for pace in some}
         name = nodes[verdict.ranks[0]]
         same = before is not None and before.node == name
         again = same or (before is not None and before.verdict.part is verdict.part is SlowPart.NETWORK)
@@ -77,7 +77,7 @@ class SlowNodes:
     @property
     def stragglers(self) -> list[SlowNode]:
         """The nodes that are slow for long enough to say so."""
-        return [one for one in self._slow.values() if one.windows >= SEEN_WINDOWS]
+        return [slow_node for slow_node in self._slow.values() if slow_node.windows >= SEEN_WINDOWS]
 
 
 def replacement(state: State, spec: JobSpec, slow: SlowNode) -> fault_policy.Judgement | None:

@@ -143,9 +143,9 @@ def _of_role(spec: JobSpec, name: str) -> Iterator[str]:
 
 def _of_waiting(spec: JobSpec) -> Iterator[str]:
     for name, role in spec.roles.items():
-        for other in role.waits_for:
-            if other not in spec.roles:
-                yield f"roles.{name}.waits_for: the job has no role {other!r}, only {', '.join(spec.roles)}"
+        for awaited in role.waits_for:
+            if awaited not in spec.roles:
+                yield f"roles.{name}.waits_for: the job has no role {awaited!r}, only {', '.join(spec.roles)}"
     started_roles: set[str] = set()
     while True:
         free = {

@@ -172,7 +172,7 @@ class _Reading:
 
     def _value(self, field: FieldInfo, value: Any, path: Path) -> Any:
         """What the field has; None where that is wrong."""
-        inner = next((one for one in get_args(field.type) if _is_struct(one)), None)
+        inner = next((member for member in get_args(field.type) if _is_struct(member)), None)
         if _is_struct(field.type):
             return self.struct(field.type, value, path)
         if inner is None:
@@ -181,9 +181,9 @@ class _Reading:
             except spec_values.Wrong as error:
                 self.refuse(path, f"{'this' if isinstance(value, dict) else repr(value)} is not {error}")
         elif get_origin(field.type) is tuple and isinstance(value, list):
-            return tuple(self.struct(inner, one, (*path, number)) for number, one in enumerate(value))
+            return tuple(self.struct(inner, item, (*path, number)) for number, item in enumerate(value))
         elif get_origin(field.type) is dict and isinstance(value, dict):
-            return {name: self.struct(inner, one, (*path, name)) for name, one in value.items()}
+            return {name: self.struct(inner, item, (*path, name)) for name, item in value.items()}
         else:
             lacks = "a mapping from roles to what they are" if get_origin(field.type) is dict else "a list of rules"
             self.refuse(path, f"{lacks} is needed")
@@ -215,12 +215,12 @@ def _parts(field: str, roles: Iterable[str]) -> list[str]:
     return [*role.split(".", 1)[: 2 if role else 0], *re.findall(r"[^.\[\]]+", field.removeprefix(role))]
 
 
-def _differ(field: FieldInfo, one: Any, other: Any) -> bool:
+def _differ(field: FieldInfo, first: Any, second: Any) -> bool:
     """Does the field read them as different values?"""
     try:
-        return spec_values.read(field, one) != spec_values.read(field, other)
+        return spec_values.read(field, first) != spec_values.read(field, second)
     except spec_values.Wrong:
-        return one != other
+        return first != second
 
 
 def _unknown(key: str, kind: type[msgspec.Struct]) -> str:

@@ -14,7 +14,7 @@ def job_status(state: State) -> dict[str, Any]:
     round_ = state.round
     committed_places = max((key for key, checkpoint in state.checkpoints.items() if checkpoint.manifest), default=None)
     live = [node for node in state.nodes.values() if node.phase is not NodePhase.LOST]
-    slow = {node.name for node in stragglers(live)} | {one.node for one in state.slow}
+    slow = {node.name for node in stragglers(live)} | {slow_node.node for slow_node in state.slow}
     return {
         "conditions": [
             {
@@ -51,7 +51,7 @@ def job_status(state: State) -> dict[str, Any]:
         },
         "nodes": [_node_status(node, slow, state) for node in live],
         "givenUp": {f"{role}-{index}": judgement.detail for (role, index), judgement in state.given_up.items()},
-        "slow": [one.detail for one in state.slow],
+        "slow": [slow_node.detail for slow_node in state.slow],
         "avoidedHosts": sorted(state.avoided),
         "error": state.ended.error if state.ended else "",
     }

@@ -39,7 +39,7 @@ class Accusations:
 
     def names(self) -> set[str]:
         """All that accuse or are accused."""
-        return set(self._by_accuser).union(*(one.silent for one in self._by_accuser.values()))
+        return set(self._by_accuser).union(*(accusation.silent for accusation in self._by_accuser.values()))
 
     def record(self, accuser: str, silent: tuple[str, ...], now: float, for_s: float) -> None:
         """The accuser's newest heartbeat names these, which have not answered for `for_s`."""
@@ -61,12 +61,12 @@ class Accusations:
         the accusers are not fewer than the accused and nobody else is in the round."""
         pairs = {
             (accuser, name)
-            for accuser, one in self._by_accuser.items()
-            for name in one.silent
+            for accuser, accusation in self._by_accuser.items()
+            for name in accusation.silent
             if accuser in askers
             and name in members
             and name != accuser
-            and (name in self._by_accuser or heartbeat_times.get(name, 0.0) <= one.since)
+            and (name in self._by_accuser or heartbeat_times.get(name, 0.0) <= accusation.since)
         }
         accusers, accused_nodes = {accuser for accuser, _ in pairs}, {name for _, name in pairs}
         is_clear = len(accusers | accused_nodes) >= running and len(accusers) >= len(accused_nodes)

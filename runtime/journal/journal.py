@@ -134,14 +134,14 @@ def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, St
                     # Our segment stays: other masters may already be fenced by it.
                     raise Fenced(f"job {job}: other masters have written segment {number} and many more meanwhile")
                 return Journal(store, job, epoch, address, number + 1, replay_cost), fold([claim_record], state)
-            other, _ = _read(store, job, number)
+            rival, _ = _read(store, job, number)
         except NoSuchKey as error:  # It was archived in between.
             if archived_to == number:
                 raise _unreadable_error(job, number) from error
             archived_to = number
             continue
-        if other.epoch >= epoch:
-            raise Fenced(f"job {job}: the master at {other.address} took over first")
+        if rival.epoch >= epoch:
+            raise Fenced(f"job {job}: the master at {rival.address} took over first")
         # The previous master was still writing: replay its segment, then claim the next number.
 
 

@@ -101,8 +101,8 @@ def read(store: Store, job: str, after: int = 0) -> Iterator[StoredSegment]:
         if not numbers or next_number > numbers[-1]:
             return
         if next_number == lacking:
-            there = (*_block_starts(store, job), *numbers)
-            following = min((number for number in there if number > next_number), default=next_number + 1)
+            present = (*_block_starts(store, job), *numbers)
+            following = min((number for number in present if number > next_number), default=next_number + 1)
             raise MissingError(f"{key(job, next_number)} is missing, {key(job, following)} is there", following)
         lacking = next_number
 

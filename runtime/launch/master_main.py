@@ -130,7 +130,7 @@ async def _run_master(
 
 async def _wait_for_first(*waits: Coroutine[Any, Any, object]) -> None:
     """Wait until one of them has ended, and cancel the others."""
-    tasks = [asyncio.create_task(one) for one in waits]
+    tasks = [asyncio.create_task(wait) for wait in waits]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()

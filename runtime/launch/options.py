@@ -274,11 +274,11 @@ def _command(flags: argparse.Namespace, environment: Mapping[str, str]) -> tuple
         if flags.module:
             raise ValueError("--no-python and --module contradict each other; leave one out")
         return ("--no-python", script, *arguments), True
-    other = bool(environment.get("PYTHON_EXEC"))
+    has_other_python = bool(environment.get("PYTHON_EXEC"))
     if flags.module:
-        return ("-m", script, *arguments), other
+        return ("-m", script, *arguments), has_other_python
     _check_file(script, "the training script")
-    return (script, *arguments), other
+    return (script, *arguments), has_other_python
 
 
 def _entry_point(flags: argparse.Namespace, environment: Mapping[str, str]) -> str:

@@ -70,7 +70,7 @@ NOBODY = Listener(Answer.NOBODY)
 
 def listening_process(address: str, port: int) -> psutil.Process | None:
     """The process of this machine that listens there; None if there is none that this user can see."""
-    ours = {(one, port) for one in (address, "0.0.0.0", "::")}
+    ours = {(host, port) for host in (address, "0.0.0.0", "::")}
     with suppress(psutil.Error, OSError):
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and tuple(connection.laddr) in ours and connection.pid:

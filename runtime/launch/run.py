@@ -172,7 +172,7 @@ class _Node:
             options.check.box,
         )
         try:
-            return await run_checked(self._agent, client, ExitCode.NO_QUORUM)
+            return await run_checked(self._agent, client, ExitCode.NO_QUORUM, say)
         except NoQuorumError as error:
             if self._master is not None:
                 self._master.stop()  # There is no job.

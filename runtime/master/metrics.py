@@ -95,7 +95,9 @@ class Metrics:
     def text(self, state: State, spec: JobSpec, refusal_counts: Mapping[str, int]) -> bytes:
         """All metrics of that state as OpenMetrics."""
         samples = self._samples(state, spec, refusal_counts)
-        return "".join([*(_family_text(one, samples.get(one.name, ())) for one in FAMILIES), "# EOF\n"]).encode()
+        return "".join(
+            [*(_family_text(family, samples.get(family.name, ())) for family in FAMILIES), "# EOF\n"]
+        ).encode()
 
     def _samples(self, state: State, spec: JobSpec, refusal_counts: Mapping[str, int]) -> dict[str, Iterable[Sample]]:
         newest = max((key for key, checkpoint in state.checkpoints.items() if checkpoint.manifest), default=None)
@@ -104,9 +106,9 @@ class Metrics:
         nodes = {node.name: (node.name, node.role, node.host) for node in state.nodes.values()}
         beats = [(nodes[name], at, beat) for name, (at, beat) in self._beats.items() if name in nodes]
         paces = [
-            ((*nodes[name], str(one.rank)), one)
+            ((*nodes[name], str(pace.rank)), pace)
             for name, some in self._paces.items() if name in nodes
-            for one in some if one.iteration_s
+            for pace in some if pace.iteration_s
         ]  # fmt: skip
         return {
             "everstep_job": [((spec.job,), 1)],
@@ -127,8 +129,8 @@ class Metrics:
             "everstep_node_pace_seconds": [(labels, beat.pace_s) for labels, _, beat in beats if beat.pace_s],
             "everstep_node_still_seconds": [(labels, beat.still_s) for labels, _, beat in beats],
             "everstep_node_heartbeat_timestamp_seconds": [(labels, at) for labels, at, _ in beats],
-            "everstep_rank_own_seconds": [(labels, one.own_s) for labels, one in paces],
-            "everstep_rank_waiting_ratio": [(labels, one.waited) for labels, one in paces],
+            "everstep_rank_own_seconds": [(labels, pace.own_s) for labels, pace in paces],
+            "everstep_rank_waiting_ratio": [(labels, pace.waited) for labels, pace in paces],
             "everstep_requests_refused": [((reason,), count) for reason, count in refusal_counts.items()],
         }
 

@@ -34,12 +34,12 @@ def survey_store(store: Store, job: str, state: State) -> Survey:
     may be intact, and all that the journal knows. One listing, and one read per checkpoint. Blocking. Raises
     StoreError."""
     folders = {
-        place: one
-        for key, one in group_by_checkpoint(store.list(checkpoints_prefix(job))).items()
+        place: folder
+        for key, folder in group_by_checkpoint(store.list(checkpoints_prefix(job))).items()
         if (place := parse_folder(key))
     }
     refusals = {place: _refusal(job, place, why) for place, why in _damaged_checkpoints(job, folders, state)}
-    refused_places = {(one.round, one.iteration) for one in state.refused if not one.node}
+    refused_places = {(refusal.round, refusal.iteration) for refusal in state.refused if not refusal.node}
     places_left = [
         place
         for place in sorted(folders, reverse=True)
@@ -61,7 +61,7 @@ def survey_store(store: Store, job: str, state: State) -> Survey:
                     intact[place] = Stored(
                         manifest_key(job, place), commit.holdings(folders[place].key), commit.is_certified
                     )
-    new_checkpoints = tuple(one for place, one in intact.items() if place not in state.checkpoints)
+    new_checkpoints = tuple(checkpoint for place, checkpoint in intact.items() if place not in state.checkpoints)
     return Survey(new_checkpoints, tuple(refusals.values()), max((round_ for round_, _ in folders), default=0))
 
 

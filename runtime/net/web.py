@@ -67,11 +67,11 @@ class Ending:
         """End the request. The first reason counts."""
         with self._lock:
             self.why = self.why or why
-            for one in self._others:
-                one()
-        for one in list(self._sockets):
+            for end_wait in self._others:
+                end_wait()
+        for connection in list(self._sockets):
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
     def reaching(self, other: Callable[[], None]) -> Iterator[None]:
@@ -258,9 +258,9 @@ def _may_follow(header: str, url: str, other: str) -> bool:
     return header.lower() in BODY_HEADERS or same_host(url, other)
 
 
-def same_host(one: str, other: str) -> bool:
+def same_host(url: str, other_url: str) -> bool:
     """Does the second address belong to the first one's host? https after http does, http after https does not."""
-    first, second = urllib.parse.urlsplit(one), urllib.parse.urlsplit(other)
+    first, second = urllib.parse.urlsplit(url), urllib.parse.urlsplit(other_url)
     places = [(part.scheme, part.port or PORTS.get(part.scheme)) for part in (first, second)]
     upgraded = places == [("http", PORTS["http"]), ("https", PORTS["https"])]
     return first.hostname == second.hostname and (places[0] == places[1] or upgraded)

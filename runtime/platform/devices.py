@@ -45,7 +45,7 @@ def node_devices(devices: Sequence[str], first: int, count: int) -> Mapping[str,
 def first_worker(roles: Mapping[str, RoleSpec], role: str, index: int) -> int:
     """The first of a node's workers among all, when every role has its most nodes and its spares."""
     before = [roles[name] for name in list(roles)[: list(roles).index(role)]]
-    return sum((one.most + one.spare_nodes) * one.slots for one in before) + index * roles[role].slots
+    return sum((earlier.most + earlier.spare_nodes) * earlier.slots for earlier in before) + index * roles[role].slots
 
 
 def fit_to_devices(spec: JobSpec, devices: Sequence[str]) -> tuple[JobSpec, list[str]]:
@@ -70,8 +70,8 @@ def fit_to_devices(spec: JobSpec, devices: Sequence[str]) -> tuple[JobSpec, list
             lines.append(f"{name}: {most} of {role.nodes} nodes, as this machine has {len(devices)} devices")
         spares = min(role.spare_nodes, devices_left // role.slots - most)
         if spares < role.spare_nodes:
-            held = f"{spares} of {role.spare_nodes} spare nodes"
-            lines.append(f"{name}: {held}, as this machine has {len(devices)} devices")
+            fitting = f"{spares} of {role.spare_nodes} spare nodes"
+            lines.append(f"{name}: {fitting}, as this machine has {len(devices)} devices")
         cap = {"nodes": min(role.nodes, most), "min_nodes": min(role.min_nodes, most), "spare_nodes": spares}
         roles[name] = replace(role, **cap, max_nodes=min(role.max_nodes, most))
         devices_left -= (most + spares) * role.slots

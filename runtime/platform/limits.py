@@ -86,9 +86,9 @@ def _make_groups(controller: str, limits: _Limit, name: str, own: Path, mount: P
         return
     for _, controllers, path in lines:
         if controller in controllers.split(","):
-            here = _visible_group(mount / controller, path)
-            if _make_group(here / name, limits.v1):
-                yield here / name
+            group = _visible_group(mount / controller, path)
+            if _make_group(group / name, limits.v1):
+                yield group / name
         elif not controllers:
             for root in (mount, mount / "unified"):
                 for parent in _parents_v2(_visible_group(root, path), root, next(iter(limits.v2))):
@@ -104,11 +104,11 @@ def _visible_group(root: Path, path: str) -> Path:
     return inside if inside.is_dir() else root
 
 
-def _parents_v2(here: Path, root: Path, file: str) -> Iterator[Path]:
-    yield here
+def _parents_v2(group: Path, root: Path, file: str) -> Iterator[Path]:
+    yield group
     with suppress(OSError):
-        if here != root and (here / file).read_text().split()[0] == "max":
-            yield here.parent
+        if group != root and (group / file).read_text().split()[0] == "max":
+            yield group.parent
 
 
 def _make_group(group: Path, values: Mapping[str, str]) -> bool:

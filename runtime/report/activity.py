@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Activity(StrEnum):
-    """A class of the ledger. The order is that of its bar: what is wanted first, what a fault costs next."""
+    """A class of the ledger. They are in the order drawn, productive first."""
 
     PRODUCTIVE = "productive iteration"
     RECOMPUTED = "recomputed"

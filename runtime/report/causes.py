@@ -47,8 +47,10 @@ class Causes:
     def judgement(self, number: int) -> str:
         """`restart in place`; with the reason, where it says more."""
         sentences = {
-            one.decision.value if one.detail == one.decision.value else f"{one.decision.value}: {one.detail}": None
-            for one in self._judged.get(number, ())
+            judgement.decision.value
+            if judgement.detail == judgement.decision.value
+            else f"{judgement.decision.value}: {judgement.detail}": None
+            for judgement in self._judged.get(number, ())
         }
         return "; ".join(sentences)
 

@@ -93,8 +93,11 @@ def parameters(workflow: Mapping[str, Any]) -> list[tuple[str, str]]:
     spec = workflow.get("spec")
     arguments = spec.get("arguments") if isinstance(spec, dict) else None
     entries = arguments.get("parameters") if isinstance(arguments, dict) else None
-    parameter_entries = [one for one in entries or [] if isinstance(one, dict)]
-    return [_setting_row(str(one.get("name")), one.get("value", one.get("default", ""))) for one in parameter_entries]
+    parameter_entries = [entry for entry in entries or [] if isinstance(entry, dict)]
+    return [
+        _setting_row(str(entry.get("name")), entry.get("value", entry.get("default", "")))
+        for entry in parameter_entries
+    ]
 
 
 def settings(steps: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -134,7 +137,7 @@ def words(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{_name(str(key))} {words(inner)}" for key, inner in value.items()) or "none"
     if isinstance(value, list):
-        joint = "; " if any(isinstance(one, list | dict) for one in value) else ", "
+        joint = "; " if any(isinstance(item, list | dict) for item in value) else ", "
         return joint.join(map(words, value)) or "none"
     return "none"
 

@@ -87,9 +87,9 @@ def _tasks(entry: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
         return result
     result, before = [], ()
     for group in entry.get("steps") or []:
-        here = [_dict_or_empty(step) for step in group]
-        result += [(str(step.get("name")), str(step.get("template") or ""), before) for step in here]
-        before = tuple(str(step.get("name")) for step in here)
+        group_steps = [_dict_or_empty(step) for step in group]
+        result += [(str(step.get("name")), str(step.get("template") or ""), before) for step in group_steps]
+        before = tuple(str(step.get("name")) for step in group_steps)
     return result
 
 
@@ -125,7 +125,7 @@ def _with_node(
         begin=begin,
         end=end,
         seconds=None if begin is None or idle else max((end or now) - begin, 0.0),
-        message=node_message(node, {str(one.get("id")): one for one in nodes}),
+        message=node_message(node, {str(item.get("id")): item for item in nodes}),
         exit_code=str(
             _dict_or_empty(last.get("outputs")).get("exitCode")
             or _dict_or_empty(node.get("outputs")).get("exitCode")
@@ -159,7 +159,7 @@ def _failed_steps(run: Run) -> Iterator[Step]:
         name = str(failure.get("displayName") or "")
         if name and name != run.name:
             template = str(failure.get("templateName") or "")
-            attempts = [one for one in run.failures if str(one.get("displayName")).startswith(f"{name}(")]
+            attempts = [failure for failure in run.failures if str(failure.get("displayName")).startswith(f"{name}(")]
             message = str(failure.get("message") or "")
             if attempts and message in NOT_TRIED_AGAIN:
                 message = str(attempts[-1].get("message") or message)

@@ -197,7 +197,7 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
         isinstance(r, job.JobReopened) for r in needed_records[needed_records.index(end_record) :]
     ):
         end_record = None
-    begins = [one.time for one in (*needed_records[:1], *rounds_formed[:1])]
+    begins = [record.time for record in (*needed_records[:1], *rounds_formed[:1])]
     return History(
         rounds=tuple(_rounds(rounds_formed, needed_records)),
         restarts=tuple(_restarts(needed_records, rounds_formed, points, end_record)),
@@ -319,7 +319,7 @@ def _attempts(
         elif isinstance(record, job.JobReopened) and end_record is not None:
             at = end_record.time
             iterations_done = max((point.iteration for point in points if point.time <= at), default=0)
-            following = next((one for one in rounds_formed if one.time >= record.time), None)
+            following = next((round_ for round_ in rounds_formed if round_.time >= record.time), None)
             restored_iteration = None if following is None else following.restored or 0
             yield Attempt(
                 at,
@@ -336,11 +336,11 @@ def _rounds(rounds_formed: Sequence[_FormedRound], records: Sequence[job.Record]
     """A round ends when it is broken, the job ends, or the next round is formed, whichever comes first."""
     broken_at = {record.round: record.time for record in records if isinstance(record, job.RoundBroken)}
     over = sorted(record.time for record in records if isinstance(record, job.JobEnded))
-    for one, following in zip_longest(rounds_formed, rounds_formed[1:]):
-        ends = [broken_at.get(one.number), following.time if following else None]
-        ends += over[bisect_left(over, one.time) :][:1]
+    for round_, following in zip_longest(rounds_formed, rounds_formed[1:]):
+        ends = [broken_at.get(round_.number), following.time if following else None]
+        ends += over[bisect_left(over, round_.time) :][:1]
         end = min((time for time in ends if time is not None), default=None)
-        yield RoundSpan(one.number, one.time, end, one.nodes, one.reason, one.restored)
+        yield RoundSpan(round_.number, round_.time, end, round_.nodes, round_.reason, round_.restored)
 
 
 def _restarts(

@@ -70,7 +70,8 @@ class JobView:
         """Seconds that all restarts cost."""
         end = self.ledger.end if self.ledger else 0.0
         return sum(
-            one.seconds if one.seconds is not None else max(end - one.time, 0.0) for one in self.history.restarts
+            restart.seconds if restart.seconds is not None else max(end - restart.time, 0.0)
+            for restart in self.history.restarts
         )
 
 
@@ -119,11 +120,11 @@ def _overlap(history: History) -> float | None:
 def _faults(history: History, span: Ledger | None, logs: frozenset[str], stacks: tuple[Stacks, ...]) -> list[FaultView]:
     older = max(len(history.restarts) - MOST_ENTRIES, 0)
     views = []
-    for number, one in enumerate(history.restarts[older:], older + 1):
-        nodes = dict.fromkeys([one.node, *(node for node, _ in one.ended)])
+    for number, restart in enumerate(history.restarts[older:], older + 1):
+        nodes = dict.fromkeys([restart.node, *(node for node, _ in restart.ended)])
         own = tuple(f"{node}.log" for node in nodes if f"{node}.log" in logs)
-        dumps = tuple(dump for dump in stacks if dump.round == one.round)
-        views.append(FaultView(number, one, span.cost_of(one) if span else {}, own, dumps))
+        dumps = tuple(dump for dump in stacks if dump.round == restart.round)
+        views.append(FaultView(number, restart, span.cost_of(restart) if span else {}, own, dumps))
     return views
 
 

@@ -1,7 +1,7 @@
 """Where each second of each node went. Pure; by construction the parts add up to the whole.
 
-A node's seconds begin when it is requested (those of the first round's nodes with the window) and end when it is gone.
-Its life cuts them into stretches that follow each other; a stretch in a round is cut further by `RoundSeconds`.
+A node's seconds begin when it is requested (for first-round nodes: at the start of the window) and end when it is gone.
+Its life cuts them into parts that follow each other; `RoundSeconds` cuts a part in a round further, into stretches.
 """
 
 from bisect import bisect_right
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from everstep.runtime.report.activity import GOODPUT_NAMES, Activity
 from everstep.runtime.report.history import History, Point, Restart
 from everstep.runtime.report.node_lives import Event, Lives, Step
-from everstep.runtime.report.round_seconds import RoundSeconds, Spell, Sums
+from everstep.runtime.report.round_seconds import RoundSeconds, Stretch, Sums
 
 MOST_ENTRIES = 200
 """Restarts that are shown one by one: the newest ones."""
@@ -37,7 +37,7 @@ class Entry:
         return GOODPUT_NAMES[self.activity]
 
 
-class _Stretch(NamedTuple):
+class _LifePart(NamedTuple):
     """A part of a node's life: of one activity, or in a round."""
 
     begin: float
@@ -57,7 +57,7 @@ class NodeLedger:
     """The seconds of one node."""
 
     node: str
-    _stretches: Sequence[_Stretch] = field(repr=False)
+    _parts: Sequence[_LifePart] = field(repr=False)
 
     @cached_property
     def seconds(self) -> Sums:
@@ -66,29 +66,29 @@ class NodeLedger:
 
     @cached_property
     def _begins(self) -> list[float]:
-        return [stretch.begin for stretch in self._stretches]
+        return [part.begin for part in self._parts]
 
     def seconds_between(self, begin: float, end: float) -> Sums:
         """Seconds of each activity in that time."""
         at = max(bisect_right(self._begins, begin) - 1, 0)
-        first = self._stretches[at]
+        first = self._parts[at]
         if first.begin <= begin and end <= first.end:
             return first.sums(begin, end)
         total: defaultdict[Activity, float] = defaultdict(float)
-        for stretch in islice(self._stretches, at, None):
-            if stretch.begin >= end:
+        for part in islice(self._parts, at, None):
+            if part.begin >= end:
                 break
-            for activity, seconds in stretch.sums(begin, end).items():
+            for activity, seconds in part.sums(begin, end).items():
                 total[activity] += seconds
         return total
 
-    def spells(self) -> Iterator[Spell]:
+    def stretches(self) -> Iterator[Stretch]:
         """What it did, in order."""
-        for stretch in self._stretches:
-            if stretch.round is not None:
-                yield from stretch.round.between(stretch.begin, stretch.end)
+        for part in self._parts:
+            if part.round is not None:
+                yield from part.round.between(part.begin, part.end)
             else:
-                yield Spell(stretch.begin, stretch.end, stretch.activity)
+                yield Stretch(part.begin, part.end, part.activity)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,11 @@ class Ledger:
             for activity, seconds in node.seconds.items():
                 total[activity] += seconds
         whole = sum(total.values())
-        return tuple(Entry(one, total[one], total[one] / whole) for one in Activity if total.get(one, 0.0) > 0)
+        return tuple(
+            Entry(activity, total[activity], total[activity] / whole)
+            for activity in Activity
+            if total.get(activity, 0.0) > 0
+        )
 
     @property
     def node_seconds(self) -> float:
@@ -144,7 +148,7 @@ class Ledger:
             for activity, seconds in node.seconds_between(restart.time, end).items():
                 total[activity] += seconds
         share = (end - restart.time) / (sum(total.values()) or 1.0)
-        return {one: total[one] * share for one in Activity if total.get(one, 0.0) > 0}
+        return {activity: total[activity] * share for activity in Activity if total.get(activity, 0.0) > 0}
 
 
 def ledger(history: History, begin: float, end: float) -> Ledger | None:
@@ -157,10 +161,10 @@ def ledger(history: History, begin: float, end: float) -> Ledger | None:
     nodes = list[NodeLedger]()
     for node, events in sorted(history.lives.nodes.items()):
         life = _Life(history.lives, rounds, min(begin, events[0].time) if node in early else None)
-        if some := tuple(_stretches(life, events, begin, end)):
-            nodes.append(NodeLedger(node, some))
-    inside = sum(begin < point.time <= end for point in history.points)
-    return Ledger(begin, end, tuple(nodes), inside) if nodes else None
+        if parts := tuple(_parts(life, events, begin, end)):
+            nodes.append(NodeLedger(node, parts))
+    iterations = sum(begin < point.time <= end for point in history.points)
+    return Ledger(begin, end, tuple(nodes), iterations) if nodes else None
 
 
 def _rounds(history: History, end: float) -> dict[int, RoundSeconds]:
@@ -176,7 +180,7 @@ def _rounds(history: History, end: float) -> dict[int, RoundSeconds]:
 
 
 class _Life:
-    """Cuts a node's life into stretches that follow each other while it is there."""
+    """Cuts a node's life into parts that follow each other while it is there."""
 
     def __init__(self, lives: Lives, rounds: Mapping[int, RoundSeconds], since: float | None) -> None:
         """`since`: when it came, if that was before its first event."""
@@ -186,25 +190,25 @@ class _Life:
         self._round = 0
         """The round that it is in, or was in last."""
 
-    def next(self, event: Event) -> Iterator[_Stretch]:
+    def next(self, event: Event) -> Iterator[_LifePart]:
         """What it did until this event."""
         if self._doing is not Step.GONE:
             yield from self._doing_until(event)
         self._at = event.time
         match event.step:
             case Step.UNSEATED if self._doing in (Step.RELEASED, Step.GONE):
-                pass
+                pass  # A round's end unseats all its members, also those that were released or lost before.
             case Step.RELEASED if self._doing is Step.GONE:
-                pass
+                pass  # A release does not bring a lost node back.
             case Step.SEATED:
                 self._doing, self._round = event.step, event.round
             case _:
                 self._doing = event.step
 
-    def _doing_until(self, event: Event) -> Iterator[_Stretch]:
+    def _doing_until(self, event: Event) -> Iterator[_LifePart]:
         match self._doing:
             case Step.SEATED:
-                yield _Stretch(self._at, event.time, Activity.OTHER, self._rounds[self._round])
+                yield _LifePart(self._at, event.time, Activity.OTHER, self._rounds[self._round])
             case Step.CAME:
                 checked_at = event.time - event.checked_s if event.step is Step.JOINED else event.time
                 yield from self._cut(Activity.WAITING, checked_at, Activity.CHECK, event.time)
@@ -215,18 +219,18 @@ class _Life:
                 judged_at = self._lives.rounds[self._round].judged
                 yield from self._cut(Activity.DECIDE, judged_at, Activity.RENDEZVOUS, event.time)
             case _:
-                yield _Stretch(self._at, event.time, Activity.IDLE)
+                yield _LifePart(self._at, event.time, Activity.IDLE)
 
-    def _cut(self, first: Activity, at: float, second: Activity, end: float) -> Iterator[_Stretch]:
+    def _cut(self, first: Activity, at: float, second: Activity, end: float) -> Iterator[_LifePart]:
         cut = min(max(at, self._at), end)
-        yield _Stretch(self._at, cut, first)
-        yield _Stretch(cut, end, second)
+        yield _LifePart(self._at, cut, first)
+        yield _LifePart(cut, end, second)
 
 
-def _stretches(life: _Life, events: Sequence[Event], begin: float, end: float) -> Iterator[_Stretch]:
-    """The stretches inside the window that have any length."""
+def _parts(life: _Life, events: Sequence[Event], begin: float, end: float) -> Iterator[_LifePart]:
+    """The parts inside the window that have any length."""
     for event in (*events, Event(max(end, events[-1].time), Step.GONE)):
-        for one in life.next(event):
-            clipped = one._replace(begin=max(one.begin, begin), end=min(one.end, end))
+        for part in life.next(event):
+            clipped = part._replace(begin=max(part.begin, begin), end=min(part.end, end))
             if clipped.end > clipped.begin:
                 yield clipped

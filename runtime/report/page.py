@@ -39,7 +39,7 @@ def render(run: Run, now: float) -> str:
         outcome=facts.outcome(run.steps),
         uses=facts.uses(run.steps),
         jobs=jobs,
-        colours={one: f"a{number}" for number, one in enumerate(Activity)},
+        colours={activity: f"a{number}" for number, activity in enumerate(Activity)},
         columns=COLUMNS,
         parameters=facts.parameters(run.workflow),
         settings=facts.settings(run.steps),
@@ -113,7 +113,7 @@ def _format_time(time: float | None, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str
 def _format_cost(cost: Mapping[Activity, float]) -> str:
     """`1.2 s start-up and imports, 0.3 s rendezvous`: the largest first, without what rounds to nothing."""
     parts = sorted(cost.items(), key=lambda part: -part[1])
-    return ", ".join(f"{format_seconds(seconds)} {one.value}" for one, seconds in parts if seconds >= 0.05)
+    return ", ".join(f"{format_seconds(seconds)} {activity.value}" for activity, seconds in parts if seconds >= 0.05)
 
 
 def _format_bytes(size: int) -> str:

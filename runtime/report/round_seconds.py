@@ -34,8 +34,8 @@ class Iteration(Protocol):
     def restore_s(self) -> float: ...
 
 
-class Spell(NamedTuple):
-    """A stretch of time that was spent on one thing."""
+class Stretch(NamedTuple):
+    """A stretch of time that was spent on one activity."""
 
     begin: float
     end: float
@@ -46,25 +46,25 @@ Sums = Mapping[Activity, float]
 
 
 class RoundSeconds:
-    """The spells of a round: they begin with it, end with it, and have no gap and no overlap."""
+    """The stretches of a round: they begin with it, end with it, and have no gap and no overlap."""
 
     def __init__(self, life: RoundLife, iterations: Sequence[Iteration], iteration_before: int, end: float) -> None:
         """`iterations`: those of the round, by time. `iteration_before`: the newest iteration of the rounds before.
         `end`: when the window ends, for a round that has not."""
         end = max(min(life.end, end), life.begin)
-        self.spells = tuple(_with_hangs(_fill(life, iterations, iteration_before, end), life.hangs))
-        self._ends = [spell.end for spell in self.spells]
-        self._begins = [spell.begin for spell in self.spells]
+        self.stretches = tuple(_with_hangs(_fill(life, iterations, iteration_before, end), life.hangs))
+        self._ends = [stretch.end for stretch in self.stretches]
+        self._begins = [stretch.begin for stretch in self.stretches]
         lengths: dict[Activity, list[float]] = {}
-        for at, spell in enumerate(self.spells):
-            lengths.setdefault(spell.activity, [0.0] * len(self.spells))[at] = spell.end - spell.begin
+        for at, stretch in enumerate(self.stretches):
+            lengths.setdefault(stretch.activity, [0.0] * len(self.stretches))[at] = stretch.end - stretch.begin
         self._before = {name: list(accumulate(some, initial=0.0)) for name, some in lengths.items()}
         self._known: dict[tuple[float, float], Sums] = {}
 
-    def between(self, begin: float, end: float) -> Iterator[Spell]:
-        """The spells from `begin` to `end`."""
-        for spell in self.spells[bisect_right(self._ends, begin) : bisect_left(self._begins, end)]:
-            yield Spell(max(spell.begin, begin), min(spell.end, end), spell.activity)
+    def between(self, begin: float, end: float) -> Iterator[Stretch]:
+        """The stretches from `begin` to `end`."""
+        for stretch in self.stretches[bisect_right(self._ends, begin) : bisect_left(self._begins, end)]:
+            yield Stretch(max(stretch.begin, begin), min(stretch.end, end), stretch.activity)
 
     def sums(self, begin: float, end: float) -> Sums:
         """Seconds of each activity from `begin` to `end`. Nodes of a round mostly ask the same."""
@@ -78,7 +78,7 @@ class RoundSeconds:
         if last <= first:
             return {}
         sums = {name: before[last] - before[first] for name, before in self._before.items()}
-        head, tail = self.spells[first], self.spells[last - 1]
+        head, tail = self.stretches[first], self.stretches[last - 1]
         sums[head.activity] -= max(begin - head.begin, 0.0)
         sums[tail.activity] -= max(tail.end - end, 0.0)
         return sums
@@ -86,42 +86,44 @@ class RoundSeconds:
 
 def pace(iterations: Sequence[Iteration]) -> float:
     """Seconds that an iteration of the round takes."""
-    some = [one.seconds for one in iterations[1:PACE_ITERATIONS]] or [one.seconds for one in iterations]
+    some = [iteration.seconds for iteration in iterations[1:PACE_ITERATIONS]] or [
+        iteration.seconds for iteration in iterations
+    ]
     return median_low(some) if some else 0.0
 
 
 class _Filler:
-    """Writes one spell after the other: the next begins where the last ends."""
+    """Writes one stretch after the other: the next begins where the last ends."""
 
     def __init__(self, begin: float, end: float) -> None:
-        self.spells: list[Spell] = []
+        self.stretches: list[Stretch] = []
         self.at, self._end = begin, end
 
     def until(self, time: float, activity: Activity) -> None:
         """The activity until that time, if it is later than what is known already."""
         time = min(time, self._end)
         if time > self.at:
-            self.spells.append(Spell(self.at, time, activity))
+            self.stretches.append(Stretch(self.at, time, activity))
             self.at = time
 
 
-def _fill(life: RoundLife, iterations: Sequence[Iteration], iteration_before: int, end: float) -> list[Spell]:
+def _fill(life: RoundLife, iterations: Sequence[Iteration], iteration_before: int, end: float) -> list[Stretch]:
     filler = _Filler(life.begin, end)
     usual = pace(iterations)
-    for at, one in enumerate(iterations):
+    for at, iteration in enumerate(iterations):
         if at == 0:
-            first = one.time - one.seconds
-            filler.until(first - one.restore_s, Activity.STARTUP)
+            first = iteration.time - iteration.seconds
+            filler.until(first - iteration.restore_s, Activity.STARTUP)
             filler.until(first, Activity.RESTORE)
-        trained_at = one.time - min(one.stall_s, one.seconds)
+        trained_at = iteration.time - min(iteration.stall_s, iteration.seconds)
         if at == 0 and len(iterations) > 1:
-            filler.until(min(filler.at + one.seconds - usual, trained_at), Activity.COMPILE)
-        work = Activity.RECOMPUTED if one.iteration <= iteration_before else Activity.PRODUCTIVE
-        filler.until(trained_at - one.evaluation_s, work)
+            filler.until(min(filler.at + iteration.seconds - usual, trained_at), Activity.COMPILE)
+        work = Activity.RECOMPUTED if iteration.iteration <= iteration_before else Activity.PRODUCTIVE
+        filler.until(trained_at - iteration.evaluation_s, work)
         filler.until(trained_at, Activity.EVALUATION)
-        filler.until(one.time, Activity.SAVE)
+        filler.until(iteration.time, Activity.SAVE)
     _fill_rest(filler, life, iterations, usual, end)
-    return filler.spells
+    return filler.stretches
 
 
 def _fill_rest(filler: _Filler, life: RoundLife, iterations: Sequence[Iteration], usual: float, end: float) -> None:
@@ -144,21 +146,21 @@ def _fill_rest(filler: _Filler, life: RoundLife, iterations: Sequence[Iteration]
         filler.until(end, rest_activity)
 
 
-def _with_hangs(spells: Sequence[Spell], hangs: Sequence[tuple[float, float]]) -> Iterator[Spell]:
-    """The spells, hung while they hung, whatever else was reported of that time."""
+def _with_hangs(stretches: Sequence[Stretch], hangs: Sequence[tuple[float, float]]) -> Iterator[Stretch]:
+    """The stretches, hung while they hung, whatever else was reported of that time."""
     hang_spans = [(begin, end) for begin, end in hangs if end > begin]
-    for spell in spells:
-        at = spell.begin
+    for stretch in stretches:
+        at = stretch.begin
         while hang_spans and hang_spans[0][1] <= at:
             hang_spans.pop(0)
         for begin, end in hang_spans:
-            if begin >= spell.end:
+            if begin >= stretch.end:
                 break
             if begin > at:
-                yield Spell(at, begin, spell.activity)
-            stop = min(end, spell.end)
+                yield Stretch(at, begin, stretch.activity)
+            stop = min(end, stretch.end)
             if stop > max(at, begin):
-                yield Spell(max(at, begin), stop, Activity.HUNG)
+                yield Stretch(max(at, begin), stop, Activity.HUNG)
                 at = stop
-        if spell.end > at:
-            yield Spell(at, spell.end, spell.activity)
+        if stretch.end > at:
+            yield Stretch(at, stretch.end, stretch.activity)

@@ -51,25 +51,26 @@ def _job(job: JobView) -> dict[str, Any]:
         ],
         "nodes": {}
         if span is None
-        else {node.node: {one.value: s for one, s in node.seconds.items() if s} for node in span.nodes},
+        else {node.node: {activity.value: s for activity, s in node.seconds.items() if s} for node in span.nodes},
         "slow": [{"time": time, "detail": detail} for time, detail in history.slow[-MOST_SLOW:]],
-        "faults": [_fault(one) for one in job.faults],
+        "faults": [_fault(fault) for fault in job.faults],
         "staged": {"saves": job.memory_saves, "bytes": job.staged_bytes, "overlap": job.overlap},
         "devices": {node: asdict(use) for node, use in sorted(history.devices.items())},
         "checkpoints": [
-            {"iteration": one.iteration, "time": one.time, "bytes": one.size, "stall_s": one.stall_s,
-             "interval": one.interval}
-            for one in job.checkpoints
+            {"iteration": checkpoint.iteration, "time": checkpoint.time, "bytes": checkpoint.size,
+             "stall_s": checkpoint.stall_s, "interval": checkpoint.interval}
+            for checkpoint in job.checkpoints
         ],
     }  # fmt: skip
 
 
 def _fault(fault: FaultView) -> dict[str, Any]:
-    one = fault.restart
+    restart = fault.restart
     return {
-        "time": one.time, "what": one.what, "node": one.node, "reason": one.reason, "cause": one.cause,
-        "judged": one.why, "decision": one.decision, "seconds": one.seconds, "lost_iterations": one.lost,
-        "cost": {activity.value: seconds for activity, seconds in fault.cost.items()}, "error": one.error,
+        "time": restart.time, "what": restart.what, "node": restart.node, "reason": restart.reason,
+        "cause": restart.cause, "judged": restart.why, "decision": restart.decision, "seconds": restart.seconds,
+        "lost_iterations": restart.lost,
+        "cost": {activity.value: seconds for activity, seconds in fault.cost.items()}, "error": restart.error,
     }  # fmt: skip
 
 
@@ -78,7 +79,9 @@ def markdown(summary: dict[str, Any]) -> str:
     lines = [f"# {summary['run']}: {summary['phase']}", "", summary["next"]]
     lines += [f"- {name}: {value}" for name, value in summary["outcome"].items()]
     if summary["steps"]:
-        rows = [[one["name"], one["phase"], format_seconds(one["seconds"]), one["message"]] for one in summary["steps"]]
+        rows = [
+            [step["name"], step["phase"], format_seconds(step["seconds"]), step["message"]] for step in summary["steps"]
+        ]
         lines += ["", "## Steps", "", *_table(["step", "phase", "time", "message"], rows)]
     for job in summary["jobs"]:
         lines += ["", f"## {job['name']}", ""]
@@ -90,13 +93,14 @@ def markdown(summary: dict[str, Any]) -> str:
                 for entry in job["ledger"]
             ]
             lines += ["", *_table(["node-seconds spent on", "time", "share"], rows)]
-        lines += [line for one in job["slow"] for line in ("", f"Slow: {_cell(one['detail'])}.")]
+        lines += [line for entry in job["slow"] for line in ("", f"Slow: {_cell(entry['detail'])}.")]
         if job["faults"]:
             rows = [
-                [one["what"], one["reason"], one["decision"], format_seconds(one["seconds"])] for one in job["faults"]
+                [fault["what"], fault["reason"], fault["decision"], format_seconds(fault["seconds"])]
+                for fault in job["faults"]
             ]
             lines += ["", *_table(["fault", "reason", "decision", "cost"], rows)]
-            lines += [line for one in job["faults"][-MOST_PARAGRAPHS:] for line in ("", _cell(one["cause"]))]
+            lines += [line for fault in job["faults"][-MOST_PARAGRAPHS:] for line in ("", _cell(fault["cause"]))]
     lines += ["", *(f"Note: {note}" for note in summary["notes"])]
     return "\n".join(lines).rstrip() + "\n"
 

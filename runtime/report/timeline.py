@@ -84,8 +84,8 @@ def timeline(history: History, ledger: Ledger) -> Timeline:
         rounds=tuple(_rounds(history, ledger)),
         ticks=tuple(Tick(t / ledger.seconds * 100, f"{short(t)} s") for t in nice_ticks(0.0, ledger.seconds)),
         marks=merge_close(
-            Mark(_percent(one.time, ledger), f"restart {number}: {one.reason}")
-            for number, one in enumerate(history.restarts, 1)
+            Mark(_percent(restart.time, ledger), f"restart {number}: {restart.reason}")
+            for number, restart in enumerate(history.restarts, 1)
         ),
         activities=tuple(entry.activity for entry in ledger.entries),
         description=f"{len(ledger.nodes)} nodes, {len(history.rounds)} rounds, {len(history.restarts)} restarts "
@@ -128,7 +128,7 @@ def _lane(bars: tuple[Bar, ...], nodes: list[NodeLedger]) -> Lane:
 def _rounds(history: History, ledger: Ledger) -> Iterator[RoundBar]:
     """Those that begin in the same half percent of the axis are one bar."""
     edges = [step / 2 for step in range(200)]
-    by_place = groupby(history.rounds, key=lambda one: bisect_right(edges, _percent(one.begin, ledger)))
+    by_place = groupby(history.rounds, key=lambda round_: bisect_right(edges, _percent(round_.begin, ledger)))
     for _, group in by_place:
         some = list(group)
         first, last = some[0], some[-1]

@@ -68,12 +68,16 @@ def _span(trace: str, identity: str, parent: str, name: str, times: tuple[float,
 
 
 def _events(history: History) -> Iterator[dict[str, Any]]:
-    for one in history.rounds:
-        facts = {"everstep.round": one.number, "everstep.nodes": len(one.nodes), "everstep.reason": one.reason}
-        yield _event(one.begin, "round", facts)
-    for one in history.restarts:
-        facts = {"everstep.what": one.what, "everstep.reason": one.reason, "everstep.decision": one.decision}
-        yield _event(one.time, "restart", facts)
+    for round_ in history.rounds:
+        facts = {"everstep.round": round_.number, "everstep.nodes": len(round_.nodes), "everstep.reason": round_.reason}
+        yield _event(round_.begin, "round", facts)
+    for restart in history.restarts:
+        facts = {
+            "everstep.what": restart.what,
+            "everstep.reason": restart.reason,
+            "everstep.decision": restart.decision,
+        }
+        yield _event(restart.time, "restart", facts)
     for time in history.takeovers:
         yield _event(time, "new master", {})
 

@@ -33,8 +33,8 @@ class Costs:
 
 
 COSTS = {
-    one.name: one
-    for one in (
+    costs.name: costs
+    for costs in (
         Costs(
             "local",
             "this project's benchmarks on 2 cores: kill -> next iteration 0.72 s (benchmarks/recovery.py), a node's "

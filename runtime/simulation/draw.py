@@ -19,8 +19,8 @@ def draw(outcomes: Sequence[Outcome], title: str) -> str:
         f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
         _text(16, 26, title, 15, _TEXT, "600"),
     ]
-    for number, one in enumerate(outcomes):
-        parts += _lane(one, TOP + LANE * number)
+    for number, outcome in enumerate(outcomes):
+        parts += _lane(outcome, TOP + LANE * number)
     seconds = outcomes[0].seconds if outcomes else 0.0
     axis = TOP + LANE * len(outcomes)
     for share in (0.0, 0.25, 0.5, 0.75, 1.0):
@@ -29,15 +29,15 @@ def draw(outcomes: Sequence[Outcome], title: str) -> str:
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _lane(one: Outcome, top: int) -> list[str]:
+def _lane(outcome: Outcome, top: int) -> list[str]:
     """Its name and goodput on the left; on the right a column for each moment, red where nothing trained."""
     width = (WIDTH - LEFT - RIGHT) / COLUMNS
     parts = [
-        _text(16, top + 16, one.policy, 13, _TEXT, "600"),
-        _text(16, top + 32, f"goodput {one.goodput:.2%}", 12, _SOFT),
+        _text(16, top + 16, outcome.policy, 13, _TEXT, "600"),
+        _text(16, top + 32, f"goodput {outcome.goodput:.2%}", 12, _SOFT),
         f'<rect x="{LEFT}" y="{top}" width="{WIDTH - LEFT - RIGHT}" height="{LANE - 10}" fill="#eef0f3"/>',
     ]
-    shares = column_shares(one, COLUMNS)
+    shares = column_shares(outcome, COLUMNS)
     start = 0
     for at in range(1, COLUMNS + 1):
         if at < COLUMNS and abs(shares[at] - shares[start]) < 0.004:
@@ -51,18 +51,18 @@ def _lane(one: Outcome, top: int) -> list[str]:
     return parts
 
 
-def column_shares(one: Outcome, columns: int) -> list[float]:
+def column_shares(outcome: Outcome, columns: int) -> list[float]:
     """The mean share of the nodes that trained in each of that many equal spans."""
-    span, seconds_spent = one.seconds / columns, [0.0] * columns
-    samples = [*one.samples, (one.seconds, 0)]
+    span, seconds_spent = outcome.seconds / columns, [0.0] * columns
+    samples = [*outcome.samples, (outcome.seconds, 0)]
     for (begin, nodes), (end, _) in pairwise(samples):
         at = begin
-        while nodes and at < min(end, one.seconds):
+        while nodes and at < min(end, outcome.seconds):
             column = min(int(at / span), columns - 1)
-            until = min(end, span * (column + 1), one.seconds)
+            until = min(end, span * (column + 1), outcome.seconds)
             if until <= at:
                 break
-            seconds_spent[column] += (until - at) * nodes / one.nodes
+            seconds_spent[column] += (until - at) * nodes / outcome.nodes
             at = until
     return [value / span for value in seconds_spent]
 

@@ -54,7 +54,7 @@ _KINDS: dict[str, Callable[[str], float | str]] = {"spares": int, "stage": int, 
 def parse_policy(text: str) -> Policy:
     """Read `NAME[: field=value, ...]`. Raises ValueError with one line."""
     name, _, rest = text.partition(":")
-    fields = [one.name.replace("_", "-") for one in dataclasses.fields(Policy) if one.name != "name"]
+    fields = [field.name.replace("_", "-") for field in dataclasses.fields(Policy) if field.name != "name"]
     values: dict[str, float | str] = {}
     for part in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (word.strip() for word in part.partition("="))

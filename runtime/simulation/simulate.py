@@ -302,17 +302,18 @@ class _World:
         names = [member.node for member in order.members[ROLE]]
         lost_nodes = {self._node.get(machine, "") for machine in lost_machines}
         return any(
-            one in lost_nodes and other in lost_nodes for one, other in zip(names, [*names[1:], names[0]], strict=True)
+            name in lost_nodes and holder in lost_nodes
+            for name, holder in zip(names, [*names[1:], names[0]], strict=True)
         )
 
     def _report(self, nodes: tuple[str, ...], process: bool) -> None:
         """The master learns of the failure."""
-        there = [name for name in nodes if name in self._machine]
+        placed_nodes = [name for name in nodes if name in self._machine]
         number, iterations_done = round_number(self.brain.state), int(self._work / self.costs.iteration_s)
         if process:
-            self._feed(*(WorkerExited(WorkerExit(name, number, 0, 0, -9, iterations_done)) for name in there))
+            self._feed(*(WorkerExited(WorkerExit(name, number, 0, 0, -9, iterations_done)) for name in placed_nodes))
         else:
-            self._feed(*(NodeGone(name, "its machine failed") for name in there))
+            self._feed(*(NodeGone(name, "its machine failed") for name in placed_nodes))
 
     def _remove(self, node: str) -> None:
         """A node is gone: its machine is free, unless it is being repaired."""

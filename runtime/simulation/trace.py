@@ -67,7 +67,7 @@ def draw_trace(machines: int, seconds: float, rates: Rates, seed: int) -> Trace:
         _singles(chance, sorted(bad), seconds, rates, rates.bad_factor),
     ]
     bursts = _bursts(chance, machines, seconds, rates)
-    return Trace(seconds, machines, tuple(merge(*singles, bursts, key=lambda one: one.time)), bad)
+    return Trace(seconds, machines, tuple(merge(*singles, bursts, key=lambda failure: failure.time)), bad)
 
 
 def _singles(chance: random.Random, machines: list[int], seconds: float, rates: Rates, factor: float) -> list[Failure]:
@@ -101,8 +101,8 @@ def parse_trace(lines: Iterable[str], machines: int, seconds: float) -> Trace:
 
     Raises ValueError with one line. `#` begins a comment.
     """
-    failures = sorted(_parse_lines(lines, machines), key=lambda one: one.time)
-    return Trace(seconds, machines, tuple(one for one in failures if one.time < seconds))
+    failures = sorted(_parse_lines(lines, machines), key=lambda line: line.time)
+    return Trace(seconds, machines, tuple(failure for failure in failures if failure.time < seconds))
 
 
 def _parse_lines(lines: Iterable[str], machines: int) -> Iterator[Failure]:

@@ -102,8 +102,8 @@ class Cache:
 
 def _default_folder(environment: Mapping[str, str]) -> Path:
     home = Path(environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")).absolute()
-    there = next(folder for folder in (home, *home.parents) if folder.exists())
-    if os.access(there, os.W_OK):
+    nearest = next(folder for folder in (home, *home.parents) if folder.exists())
+    if os.access(nearest, os.W_OK):
         return home / "everstep"
     try:
         return own_folder()

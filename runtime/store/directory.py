@@ -119,22 +119,22 @@ class DirectoryStore:
         top = self._root / prefix.rpartition("/")[0]
         with suppress(FileNotFoundError, NotADirectoryError), self._open_folder(top) as at:
             for place, _, files, folder in os.fwalk(".", topdown=False, dir_fd=at):
-                here, before = top / place, os.stat(folder)
+                path, before = top / place, os.stat(folder)
                 temporary_files = [
                     name for name in files if _TEMPORARY.fullmatch(name) and not _has_living_writer(folder, name)
                 ]
                 for name in temporary_files:
-                    with _explain_errors(here / name, "remove"), suppress(FileNotFoundError):
+                    with _explain_errors(path / name, "remove"), suppress(FileNotFoundError):
                         facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                        yield Entry(str((here / name).relative_to(self._root)), facts.st_size, facts.st_mtime)
+                        yield Entry(str((path / name).relative_to(self._root)), facts.st_size, facts.st_mtime)
                         if not dry_run:
                             os.unlink(name, dir_fd=folder)
-                there = here != self._root and os.stat(folder).st_nlink  # 0: pruned with the last folder below it.
+                exists = path != self._root and os.stat(folder).st_nlink  # 0: pruned with the last folder below it.
                 idle = before.st_mtime < time.time() - _FRESH_S
-                if there and idle and not set(os.listdir(folder)) - set(temporary_files if dry_run else ()):
-                    yield Entry(f"{here.relative_to(self._root)}/", 0, before.st_mtime)
+                if exists and idle and not set(os.listdir(folder)) - set(temporary_files if dry_run else ()):
+                    yield Entry(f"{path.relative_to(self._root)}/", 0, before.st_mtime)
                     if not dry_run:
-                        self._prune(here)
+                        self._prune(path)
 
     def free_bytes(self) -> int:
         """Bytes that can still be written."""
@@ -148,11 +148,11 @@ class DirectoryStore:
     def _open_folder(self, folder: Path, make: bool = False) -> Iterator[int]:
         """A descriptor of a folder of this store. With `make` it is created, durably. Raises StoreError if a symbolic
         link is on the way, FileNotFoundError, NotADirectoryError."""
-        at, here = os.open(self._root, _OPEN_FOLDER), self._root
+        at, path = os.open(self._root, _OPEN_FOLDER), self._root
         try:
             for name in folder.relative_to(self._root).parts:
-                here /= name
-                inner = _open_subfolder(at, name, here, make)
+                path /= name
+                inner = _open_subfolder(at, name, path, make)
                 os.close(at)
                 at = inner
             yield at
@@ -243,7 +243,7 @@ class DirectoryStore:
                 with suppress(FileNotFoundError):  # It was removed meanwhile.
                     facts = entry.stat(follow_symlinks=False)
                     entries_with_facts.append((entry.name + "/" * stat.S_ISDIR(facts.st_mode), facts))
-        for name, facts in sorted(entries_with_facts, key=lambda one: one[0]):
+        for name, facts in sorted(entries_with_facts, key=lambda entry: entry[0]):
             key = base + name
             if name.startswith("~"):
                 continue
@@ -280,8 +280,8 @@ def _has_living_writer(folder: int, name: str) -> bool:
     return False
 
 
-def _open_subfolder(at: int, name: str, here: Path, make: bool) -> int:
-    """A descriptor of the folder `name` in the open folder `at`; `here` is its path."""
+def _open_subfolder(at: int, name: str, path: Path, make: bool) -> int:
+    """A descriptor of the folder `name` in the open folder `at`; `path` is its path."""
     try:
         return os.open(name, _OPEN_FOLDER | os.O_NOFOLLOW, dir_fd=at)
     except FileNotFoundError:
@@ -289,12 +289,12 @@ def _open_subfolder(at: int, name: str, here: Path, make: bool) -> int:
             raise
     except OSError:
         if stat.S_ISLNK(os.stat(name, dir_fd=at, follow_symlinks=False).st_mode):
-            raise _symlink_error(here) from None
+            raise _symlink_error(path) from None
         raise
     with suppress(FileExistsError):
         os.mkdir(name, dir_fd=at)
         os.fsync(at)
-    return _open_subfolder(at, name, here, make=False)
+    return _open_subfolder(at, name, path, make=False)
 
 
 def _symlink_error(path: Path) -> StoreError:

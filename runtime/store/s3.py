@@ -119,7 +119,7 @@ class S3Store:
         check_prefix(prefix)
         below = self._base + prefix
         uploads = [*self._requests.uploads(below)]
-        for upload in uploads or [one for one in self._requests.uploads("") if one.name.startswith(below)]:
+        for upload in uploads or [upload for upload in self._requests.uploads("") if upload.name.startswith(below)]:
             if upload.initiated < time.time() - ABANDONED_S:
                 with suppress(NoSuchKey):  # It has already ended.
                     size = self._requests.uploaded_bytes(upload)

@@ -173,9 +173,9 @@ class Requests:
         while more:
             with self._explain_errors(prefix):
                 page = self._minio._list_multipart_uploads(self._settings.bucket, prefix=prefix, key_marker=marker)
-            for one in page.uploads:
-                began = one.initiated_time.timestamp() if one.initiated_time else math.inf
-                yield Upload(str(one.object_name), str(one.upload_id), began)
+            for upload in page.uploads:
+                began = upload.initiated_time.timestamp() if upload.initiated_time else math.inf
+                yield Upload(str(upload.object_name), str(upload.upload_id), began)
             marker, more = page.next_key_marker, page.is_truncated
 
     def uploaded_bytes(self, upload: Upload) -> int:
@@ -267,22 +267,22 @@ class Requests:
         self._pause(pause)
 
     def _raise_refused(self, method: str, key: str, status: int, code: str, message: str) -> NoReturn:
-        there, endpoint = self._settings.uri, self._settings.endpoint
+        uri, endpoint = self._settings.uri, self._settings.endpoint
         why = f"{code}: {message}" if message else code or f"status {status}"
         if code == "NoSuchBucket":
-            raise StoreError(f"{there}: no such bucket at {endpoint}; create it, or choose another --store")
+            raise StoreError(f"{uri}: no such bucket at {endpoint}; create it, or choose another --store")
         if status == 404 and code in ("NoSuchKey", ""):
             raise NoSuchKey(key.removeprefix(self._settings.prefix))
         if code == "RequestTimeTooSkewed":
-            raise StoreError(f"{there}: the clocks of this machine and of {endpoint} differ; correct this machine's")
+            raise StoreError(f"{uri}: the clocks of this machine and of {endpoint} differ; correct this machine's")
         if status in (301, 307) or code in _WRONG_REGION_CODES:
-            raise StoreError(f"{there}: {endpoint} refuses to {method} ({why}); set AWS_REGION to the bucket's region")
+            raise StoreError(f"{uri}: {endpoint} refuses to {method} ({why}); set AWS_REGION to the bucket's region")
         if status == 403:
             mend = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and what they may do"
-            raise StoreError(f"{there}: {endpoint} refuses to {method} with these credentials ({why}); {mend}")
+            raise StoreError(f"{uri}: {endpoint} refuses to {method} with these credentials ({why}); {mend}")
         if code in _FULL_CODES or status == 507:
-            raise StoreError(f"{there}: {endpoint} is full ({why}); free some space or choose another --store")
-        raise StoreError(f"{there}: {method} {key}: {endpoint} answers {status} ({why})")
+            raise StoreError(f"{uri}: {endpoint} is full ({why}); free some space or choose another --store")
+        raise StoreError(f"{uri}: {method} {key}: {endpoint} answers {status} ({why})")
 
     def _raise_unreachable(self, error: Exception) -> NoReturn:
         why = str(getattr(error, "reason", error)) or type(error).__name__

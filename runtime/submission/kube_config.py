@@ -122,7 +122,7 @@ def config_files(environment: Mapping[str, str]) -> list[Path]:
     """Those that KUBECONFIG names and that are there, else ~/.kube/config, as kubectl searches."""
     config_paths = environment.get("KUBECONFIG", "")
     home = Path(environment.get("HOME") or "/")
-    paths = [Path(one) for one in config_paths.split(os.pathsep) if one] or [home / ".kube" / "config"]
+    paths = [Path(part) for part in config_paths.split(os.pathsep) if part] or [home / ".kube" / "config"]
     return [path for path in paths if path.is_file()]
 
 
@@ -161,9 +161,9 @@ def _without_nulls(value: Any) -> Any:
     """Kubernetes reads a field without a value as one that is not there."""
     match value:
         case dict():
-            return {key: _without_nulls(one) for key, one in value.items() if one is not None}
+            return {key: _without_nulls(item) for key, item in value.items() if item is not None}
         case list():
-            return [_without_nulls(one) for one in value]
+            return [_without_nulls(item) for item in value]
         case _:
             return value
 

@@ -163,7 +163,7 @@ class Plugin:
         self._plugin = plugin
         # A path is relative to the file; a bare name is searched for in PATH.
         self._command = str(folder / plugin.command) if "/" in plugin.command else plugin.command
-        self._environment = {**environment, **{one.name: one.value for one in plugin.env}}
+        self._environment = {**environment, **{variable.name: variable.value for variable in plugin.env}}
         self._cluster = cluster
         self.status = self._run()
 
@@ -205,7 +205,9 @@ class Plugin:
     def _request(self, interactive: bool) -> dict[str, Any]:
         spec: dict[str, Any] = {"interactive": interactive}
         if self._plugin.provide_cluster_info:
-            more = {one.get("name"): one.get("extension") for one in self._cluster.get("extensions", [])}
+            more = {
+                extension.get("name"): extension.get("extension") for extension in self._cluster.get("extensions", [])
+            }
             spec["cluster"] = {key: value for key, value in self._cluster.items() if key != "extensions"}
             spec["cluster"] |= {"config": more[_CLUSTER_CONFIG]} if _CLUSTER_CONFIG in more else {}
         return {"apiVersion": self._plugin.api_version, "kind": "ExecCredential", "spec": spec}

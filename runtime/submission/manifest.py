@@ -69,7 +69,9 @@ def for_argo(
     """
     manifest_copy = copy.deepcopy(dict(manifest))
     spec = manifest_copy["spec"] = without_empty_parameters(manifest_copy["spec"])
-    if all(container.get("image") == own_image for one in all_templates(spec) for container in containers_of(one)):
+    if all(
+        container.get("image") == own_image for template in all_templates(spec) for container in containers_of(template)
+    ):
         spec.setdefault("securityContext", dict(POD_SECURITY))
     fit_templates(spec, options, own_image)
     if options.service_account:
@@ -77,7 +79,7 @@ def for_argo(
     if options.pull_secrets:
         secrets_by_name = {entry["name"]: entry for entry in spec.get("imagePullSecrets", ())}
         spec["imagePullSecrets"] = list(
-            {**secrets_by_name, **{one: {"name": one} for one in options.pull_secrets}}.values()
+            {**secrets_by_name, **{secret: {"name": secret} for secret in options.pull_secrets}}.values()
         )
     spec.setdefault("podGC", dict(POD_GC))
     spec.setdefault("ttlStrategy", dict(TTL))
@@ -99,13 +101,13 @@ def without_empty_parameters(spec: Mapping[str, Any]) -> dict[str, Any]:
     arguments = spec.get("arguments") or {}
     parameters = arguments.get("parameters") or []
     other_fields, parameters_kept = {key: value for key, value in spec.items() if key != "arguments"}, list(parameters)
-    for one in parameters:
-        if one.get("value") != "" or one.keys() - {"name", "value"}:
+    for parameter in parameters:
+        if parameter.get("value") != "" or parameter.keys() - {"name", "value"}:
             continue
-        reference = re.compile(rf"{{{{\s*workflow\.parameters\.{re.escape(one['name'])}\s*}}}}")
+        reference = re.compile(rf"{{{{\s*workflow\.parameters\.{re.escape(parameter['name'])}\s*}}}}")
         changed_fields = _map_texts(other_fields, lambda text, reference=reference: reference.sub("", text))
-        if not _names_parameter(json.dumps(changed_fields), one["name"]):
-            other_fields, parameters_kept = changed_fields, [other for other in parameters_kept if other is not one]
+        if not _names_parameter(json.dumps(changed_fields), parameter["name"]):
+            other_fields, parameters_kept = changed_fields, [kept for kept in parameters_kept if kept is not parameter]
     return {
         key: {**arguments, "parameters": parameters_kept} if key == "arguments" else other_fields[key]
         for key in spec
@@ -131,11 +133,16 @@ def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: s
     Raises NotForAClusterError when they could not start.
     """
     templates = [
-        one
-        for one in all_templates(spec)
-        if any(own_image == container.get("image") for container in containers_of(one))
+        template
+        for template in all_templates(spec)
+        if any(own_image == container.get("image") for container in containers_of(template))
     ]
-    own = [container for one in templates for container in containers_of(one) if container.get("image") == own_image]
+    own = [
+        container
+        for template in templates
+        for container in containers_of(template)
+        if container.get("image") == own_image
+    ]
     if own and not options.image:
         raise NotForAClusterError(
             f"target argo needs --image: the image of the steps, as the cluster pulls it (they name {own_image!r} only)"
@@ -157,9 +164,9 @@ def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: s
 
 def _require_usable_names(spec: Mapping[str, Any], template: Mapping[str, Any]) -> None:
     """A task's name is part of its job's, and that of its Secret's. Raises NotForAClusterError."""
-    for task in (task for one in all_templates(spec) for task in tasks_of(one)):
+    for task in (task for template in all_templates(spec) for task in tasks_of(template)):
         entries = (task.get("arguments") or {}).get("parameters") or ()
-        task_name = next((str(one.get("value")) for one in entries if one["name"] == "task"), "")
+        task_name = next((str(entry.get("value")) for entry in entries if entry["name"] == "task"), "")
         if (
             task.get("template") == template["name"]
             and task_name
@@ -199,7 +206,7 @@ def _with_inline(template: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def tasks_of(template: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The tasks of a DAG, or of all groups of steps."""
     yield from (template.get("dag") or {}).get("tasks", ())
-    yield from (one for group in template.get("steps", ()) for one in group)
+    yield from (step for group in template.get("steps", ()) for step in group)
 
 
 def containers_of(template: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

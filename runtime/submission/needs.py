@@ -55,19 +55,21 @@ def needs_of(manifest: Mapping[str, Any]) -> Needs:
     values = _values(spec, templates)
     classes = [*values.get("priority-class", ()), *values.get("extra-priority-class", ())]
     classes += [name for text in values.get("job-spec", ()) for name in _classes_of(text)]
-    gangs = [one for one in values.get("gang", ()) if one != "none"]
+    gangs = [gang for gang in values.get("gang", ()) if gang != "none"]
     default = spec.get("serviceAccountName") or "default"
-    account_names = [one["serviceAccountName"] for one in templates if "serviceAccountName" in one]
-    accounts = dict.fromkeys(one for one in [default, *account_names] if "{{" not in one)
+    account_names = [template["serviceAccountName"] for template in templates if "serviceAccountName" in template]
+    accounts = dict.fromkeys(name for name in [default, *account_names] if "{{" not in name)
     keeps_references = spec.get("artifactRepositoryRef")
     return Needs(
         {name: account_rights(name) for name in accounts},
         _secrets(templates),
-        tuple(one["name"] for one in spec.get("imagePullSecrets") or ()),
+        tuple(secret["name"] for secret in spec.get("imagePullSecrets") or ()),
         tuple(dict.fromkeys(classes)),
         gangs[0] if gangs else "none",
-        tuple(dict.fromkeys(name for one in templates for name in _references(one))),
-        () if keeps_references else tuple(one["name"] for one in templates if _has_homeless_artifact(one)),
+        tuple(dict.fromkeys(name for template in templates for name in _references(template))),
+        ()
+        if keeps_references
+        else tuple(template["name"] for template in templates if _has_homeless_artifact(template)),
         _largest_requests(templates),
     )
 
@@ -92,9 +94,9 @@ def _classes_of(job_spec: str) -> Iterator[str]:
 def _values(spec: Mapping[str, Any], templates: list[dict[str, Any]]) -> dict[str, list[str]]:
     """The values that tasks give, by the parameter's name; neither empty ones, nor those known only while it runs."""
     entries = (spec.get("arguments") or {}).get("parameters") or ()
-    values_by_name = {one["name"]: str(one.get("value") or "") for one in entries}
+    values_by_name = {entry["name"]: str(entry.get("value") or "") for entry in entries}
     values: dict[str, list[str]] = {}
-    for task in (task for one in templates for task in tasks_of(one)):
+    for task in (task for template in templates for task in tasks_of(template)):
         for entry in (task.get("arguments") or {}).get("parameters") or ():
             value = _PARAMETER.sub(lambda name: values_by_name.get(name[1], ""), str(entry.get("value") or ""))
             if value and "{{" not in value:
@@ -104,12 +106,16 @@ def _values(spec: Mapping[str, Any], templates: list[dict[str, Any]]) -> dict[st
 
 def _references(template: Mapping[str, Any]) -> Iterator[str]:
     references = [task.get("templateRef") or {} for task in tasks_of(template)]
-    yield from (one["name"] for one in references if "name" in one and not one.get("clusterScope"))
+    yield from (
+        reference["name"] for reference in references if "name" in reference and not reference.get("clusterScope")
+    )
 
 
 def _secrets(templates: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
     keys: dict[str, dict[str, None]] = {}
-    for variable in (one for t in templates for container in containers_of(t) for one in container.get("env") or ()):
+    for variable in (
+        variable for t in templates for container in containers_of(t) for variable in container.get("env") or ()
+    ):
         place = (variable.get("valueFrom") or {}).get("secretKeyRef")
         if place and not place.get("optional"):
             keys.setdefault(place["name"], {})[place["key"]] = None
@@ -121,7 +127,7 @@ def _has_homeless_artifact(template: Mapping[str, Any]) -> bool:
     if template.get("archiveLocation"):
         return False
     artifacts = (template.get("outputs") or {}).get("artifacts") or ()
-    return any(not any(place in one for place in places) for one in artifacts)
+    return any(not any(place in artifact for place in places) for artifact in artifacts)
 
 
 def _largest_requests(templates: list[dict[str, Any]]) -> dict[str, float]:

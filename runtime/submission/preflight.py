@@ -168,7 +168,7 @@ def _account(name: str, rights: Rights) -> Check:
         what, mend = f"service account {name}", RBAC.format(namespace=api.namespace)
         if not await _find(api, f"api/v1/namespaces/{{namespace}}/serviceaccounts/{name}"):
             return _wrong(f"{what} does not exist in namespace {api.namespace}", mend)
-        missing = await asyncio.gather(*(lacking(api, *one) for one in rights))
+        missing = await asyncio.gather(*(lacking(api, *right) for right in rights))
         if any(missing):
             return _wrong(f"{what} lacks rights: {'; '.join(filter(None, missing))}", mend)
         return _ready(f"{what}, and its rights")
@@ -218,8 +218,10 @@ async def _without_pods(api: KubeApi, name: str, namespace: str) -> str:
         return ""
     label = f"kubernetes.io/service-name%3D{name}"
     path = f"apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices?labelSelector={label}"
-    endpoints = [one for part in (await api.read_path(path)).get("items") or () for one in part.get("endpoints") or ()]
-    if any((one.get("conditions") or {}).get("ready") is not False for one in endpoints):
+    endpoints = [
+        endpoint for part in (await api.read_path(path)).get("items") or () for endpoint in part.get("endpoints") or ()
+    ]
+    if any((endpoint.get("conditions") or {}).get("ready") is not False for endpoint in endpoints):
         return ""
     return "names a Service behind which no pod is ready"
 
@@ -277,7 +279,7 @@ def _quota(requests: Mapping[str, float]) -> Check:
             status = quota.get("status") or {}
             hard, used_amounts = status.get("hard") or {}, status.get("used") or {}
             for name, amount in requests.items():
-                key = next((one for one in (f"requests.{name}", name) if one in hard), None)
+                key = next((candidate for candidate in (f"requests.{name}", name) if candidate in hard), None)
                 if key is None:
                     continue
                 most, remaining = (

@@ -1,4 +1,4 @@
-"""A submitted run in front of a person: watched to its end, or left to itself."""
+"""Watch a submitted run in the terminal, to its end or until the user leaves it."""
 
 import sys
 from typing import Any
@@ -20,7 +20,7 @@ def watch(route: Route, workflow: dict[str, Any], logs: bool) -> int:
     Ctrl-C leaves it running (130). `logs`: every line of its steps on stdout.
     """
     name = workflow["metadata"]["name"]
-    every = (
+    log_follower = (
         LogFollower(route, name, lambda title, line: print(as_text(f"{title}: {line}"), flush=True)) if logs else None
     )
     try:
@@ -28,12 +28,12 @@ def watch(route: Route, workflow: dict[str, Any], logs: bool) -> int:
 
             def see(view: View) -> None:
                 show(view)
-                if every:
-                    every.follow_started(view)
+                if log_follower:
+                    log_follower.follow_started(view)
 
             last = follower.follow(see)
-            if every:
-                every.finish()
+            if log_follower:
+                log_follower.finish()
     except KeyboardInterrupt:
         _say(f"{name} continues; see {route.link(name)}")
         return DETACHED

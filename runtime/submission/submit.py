@@ -51,9 +51,9 @@ def _existing(route: Route, manifest: dict[str, Any]) -> dict[str, Any]:
     """The Workflow that has the name. Raises ApiError when it is another, or has ended."""
     metadata = manifest["metadata"]
     name = metadata["name"]
-    there = route.get(name)
-    phase = (there.get("status") or {}).get("phase") or "Pending"
-    digest_there = (there["metadata"].get("annotations") or {}).get(DIGEST)
+    existing = route.get(name)
+    phase = (existing.get("status") or {}).get("phase") or "Pending"
+    digest_there = (existing["metadata"].get("annotations") or {}).get(DIGEST)
     if digest_there != metadata["annotations"][DIGEST]:
         raise ApiError(
             Trouble.EXISTS,
@@ -66,4 +66,4 @@ def _existing(route: Route, manifest: dict[str, Any]) -> dict[str, Any]:
             Trouble.EXISTS,
             f"--name {name}: that workflow exists and has ended {phase}; choose another --name{again}",
         )
-    return there
+    return existing

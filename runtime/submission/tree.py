@@ -150,8 +150,8 @@ def outputs(workflow: Mapping[str, Any]) -> dict[str, str]:
     status = workflow.get("status") or {}
     root = next((node for node in nodes.values() if node["name"] == workflow["metadata"]["name"]), {})
     last = [nodes[key] for key in root.get("outboundNodes") or () if key in nodes]
-    outputs = [one.get("outputs") or {} for one in (*last, root, status)]
-    entries = [entry for one in outputs for entry in one.get("parameters") or ()]
+    outputs = [holder.get("outputs") or {} for holder in (*last, root, status)]
+    entries = [entry for output in outputs for entry in output.get("parameters") or ()]
     return {entry["name"]: str(entry["value"]) for entry in entries if entry.get("value") is not None}
 
 

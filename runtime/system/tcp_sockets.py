@@ -12,7 +12,10 @@ _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBBI48s")
 _MESSAGE_BYTES, _INODE_AT = 72, 68
 _ATTRIBUTE = struct.Struct("=HH")
+_NUMBER = struct.Struct("=I")
 _INFO = 2
+_RETRANSMITS_AT, _UNACKED_AT, _RTT_AT, _TOTAL_RETRANS_AT = 2, 24, 68, 100
+"""Offsets in `struct tcp_info` (tcp.h) of tcpi_retransmits, tcpi_unacked, tcpi_rtt and tcpi_total_retrans."""
 _ESTABLISHED = 1 << 1
 
 
@@ -39,7 +42,7 @@ def tcp_sockets() -> dict[int, TcpSocket]:
         for family in (socket.AF_INET, socket.AF_INET6):
             body = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), 0, _ESTABLISHED, bytes(48))
             kernel.send(_HEADER.pack(_HEADER.size + len(body), _BY_FAMILY, _REQUEST_DUMP, 1, 0) + body)
-            sockets.update((one.inode, one) for one in _answers(kernel, family))
+            sockets.update((connection.inode, connection) for connection in _answers(kernel, family))
     return sockets
 
 
@@ -55,12 +58,12 @@ def sockets_of(pid: int, sockets: dict[int, TcpSocket]) -> list[TcpSocket]:
     return mine
 
 
-def bytes_unacknowledged(sockets: list[TcpSocket]) -> str:
-    """Whose acknowledgement is missing although segments were sent again; empty: nobody's."""
-    late = [one for one in sockets if one.unacked and one.repeats]
+def describe_unacknowledged(sockets: list[TcpSocket]) -> str:
+    """The peer that has acknowledged no segment although they were sent again, in one line; empty: there is none."""
+    late = [connection for connection in sockets if connection.unacked and connection.repeats]
     if not late:
         return ""
-    worst = max(late, key=lambda one: (one.repeats, one.remote))
+    worst = max(late, key=lambda connection: (connection.repeats, connection.remote))
     return f"{worst.unacked} segments to {worst.remote} are not acknowledged, sent again {worst.repeats} times"
 
 
@@ -78,18 +81,19 @@ def _answers(kernel: socket.socket, family: int) -> Iterator[TcpSocket]:
 def _socket(body: bytes, family: int) -> TcpSocket:
     (port,) = struct.unpack_from(">H", body, 6)
     address = socket.inet_ntop(family, body[24 : 24 + (4 if family == socket.AF_INET else 16)])
-    (inode,) = struct.unpack_from("=I", body, _INODE_AT)
+    (inode,) = _NUMBER.unpack_from(body, _INODE_AT)
     repeats = rtt_us = unacked = resent = 0
     at = _MESSAGE_BYTES
     while at + _ATTRIBUTE.size <= len(body):
         length, kind = _ATTRIBUTE.unpack_from(body, at)
         if length < _ATTRIBUTE.size:
             break
-        if kind == _INFO and length >= _ATTRIBUTE.size + 104:
+        if kind == _INFO and length >= _ATTRIBUTE.size + _TOTAL_RETRANS_AT + _NUMBER.size:
             info = at + _ATTRIBUTE.size
-            repeats = body[info + 2]
-            (unacked,), (rtt_us,) = struct.unpack_from("=I", body, info + 24), struct.unpack_from("=I", body, info + 68)
-            (resent,) = struct.unpack_from("=I", body, info + 100)
+            repeats = body[info + _RETRANSMITS_AT]
+            (unacked,) = _NUMBER.unpack_from(body, info + _UNACKED_AT)
+            (rtt_us,) = _NUMBER.unpack_from(body, info + _RTT_AT)
+            (resent,) = _NUMBER.unpack_from(body, info + _TOTAL_RETRANS_AT)
         at += -(-length // 4) * 4
     name = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
     return TcpSocket(inode, name, rtt_us / 1e6, unacked, repeats, resent)

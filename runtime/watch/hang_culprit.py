@@ -135,7 +135,7 @@ def judge(standings: Sequence[Standing]) -> Verdict:
     """
     if not standings:
         return Verdict(Cause.NOBODY, (), "where its ranks stand is not known")
-    by_rank = sorted(standings, key=lambda one: one.rank)
+    by_rank = sorted(standings, key=lambda standing: standing.rank)
     rules = (_find_stopped, _find_absent, _find_missing, _find_mismatch, _find_stalled_network, _find_behind)
     for rule in rules:
         if (verdict := rule(by_rank)) is not None:
@@ -145,9 +145,11 @@ def judge(standings: Sequence[Standing]) -> Verdict:
 
 def _find_stopped(by_rank: Sequence[Standing]) -> Verdict | None:
     for cause, states in ((Cause.GONE, "ZX"), (Cause.STOPPED, "Tt"), (Cause.KERNEL, "D")):
-        ranks = [one for one in by_rank if one.process.state in states]
+        ranks = [standing for standing in by_rank if standing.process.state in states]
         if cause is Cause.KERNEL:  # One that is served in between is slow, not stuck: `_activity` says by what.
-            ranks = [one for one in ranks if not 0 < one.in_kernel < 1 and one.faults_hz < _THRASHES_HZ]
+            ranks = [
+                standing for standing in ranks if not 0 < standing.in_kernel < 1 and standing.faults_hz < _THRASHES_HZ
+            ]
         if ranks:
             if len(ranks) == len(by_rank) and len(by_rank) > 1 and cause is Cause.KERNEL:
                 return None  # All wait for the disk: no rank is to blame.
@@ -160,8 +162,8 @@ def _find_stopped(by_rank: Sequence[Standing]) -> Verdict | None:
 
 def _find_absent(by_rank: Sequence[Standing]) -> Verdict | None:
     """Ranks that others wait for to make a process group."""
-    absent = [one for one in by_rank if one.phase != GROUP_PHASE and not one.waits]
-    if not absent or len(absent) == len(by_rank) or any(one.waits or one.iteration for one in by_rank):
+    absent = [standing for standing in by_rank if standing.phase != GROUP_PHASE and not standing.waits]
+    if not absent or len(absent) == len(by_rank) or any(standing.waits or standing.iteration for standing in by_rank):
         return None
     cause, does = _activity(absent[0])
     what = f"never reached the point where the others create a process group; it {does}"
@@ -170,87 +172,98 @@ def _find_absent(by_rank: Sequence[Standing]) -> Verdict | None:
 
 def _find_missing(by_rank: Sequence[Standing]) -> Verdict | None:
     """Ranks that have entered fewer collectives than those that wait, and wait in none themselves."""
-    waiting = [one for one in by_rank if one.waits]
+    waiting = [standing for standing in by_rank if standing.waits]
     if not waiting:
         return None
-    newest = max(one.entered for one in waiting)
-    missing = [one for one in by_rank if not one.waits and one.entered < newest]
-    silent = [one for one in by_rank if not _is_fresh(one) and any(map(_is_fresh, by_rank))]
+    newest = max(standing.entered for standing in waiting)
+    missing = [standing for standing in by_rank if not standing.waits and standing.entered < newest]
+    silent = [standing for standing in by_rank if not _is_fresh(standing) and any(map(_is_fresh, by_rank))]
     if not missing and not silent:
         return None
     culprits = silent or missing
-    slowest = min(one.entered for one in culprits)
-    culprits = [one for one in culprits if one.entered == slowest]
-    first, name = culprits[0], _operation(next(one for one in waiting if one.entered == newest))
+    slowest = min(standing.entered for standing in culprits)
+    culprits = [standing for standing in culprits if standing.entered == slowest]
+    first, name = culprits[0], _operation(next(standing for standing in waiting if standing.entered == newest))
     cause, does = _activity(first)
     position = f"never entered {name} #{newest}" if first.entered < newest else f"is still in {name} #{newest}"
     return _verdict(cause, culprits, by_rank, f"{position}; it {does}", verb="")
 
 
-def _activity(one: Standing) -> tuple[Cause, str]:
-    phase = f", phase {one.phase!r}" if one.phase else ""
-    at = f" in {one.place}{phase}" if one.place else phase
-    if not _is_fresh(one):
-        holder = f" (thread {one.lock_holder})" if one.lock_holder else ""
+def _activity(standing: Standing) -> tuple[Cause, str]:
+    phase = f", phase {standing.phase!r}" if standing.phase else ""
+    at = f" in {standing.place}{phase}" if standing.place else phase
+    if not _is_fresh(standing):
+        holder = f" (thread {standing.lock_holder})" if standing.lock_holder else ""
         return Cause.SILENT, f"holds the interpreter's lock{holder} and is{at or ' in native code'}"
-    if one.faults_hz >= _THRASHES_HZ:
-        swapped = f", {one.process.swapped_bytes / (1 << 20):.0f} MiB are in swap" if one.process.swapped_bytes else ""
-        return Cause.MEMORY, f"reads its memory back from disk, {one.faults_hz:.0f} pages a second{swapped}{at}"
-    if one.in_kernel >= _OFTEN:
-        what = f"{one.process.call} of {_file(one.process.file)}" if one.process.call else "the kernel's I/O"
-        return Cause.DISK, f"waits {one.in_kernel:.0%} of the time for the disk ({what}){at}"
-    if one.process.call and one.process.file:
-        return Cause.BLOCKED_FILE, f"is blocked in {one.process.call} of {_file(one.process.file)}{at}"
-    if one.without_cpu >= _OFTEN:
-        who = f"; most is used by {one.neighbour}" if one.neighbour else ""
-        return Cause.NO_CPU, f"waits {one.without_cpu:.0%} of the time for a CPU{at}{who}"
-    if one.cpu >= _BUSY:
-        return Cause.COMPUTES, f"computes ({one.cpu:.1f} cores){at}"
+    if standing.faults_hz >= _THRASHES_HZ:
+        swapped = (
+            f", {standing.process.swapped_bytes / (1 << 20):.0f} MiB are in swap"
+            if standing.process.swapped_bytes
+            else ""
+        )
+        return Cause.MEMORY, f"reads its memory back from disk, {standing.faults_hz:.0f} pages a second{swapped}{at}"
+    if standing.in_kernel >= _OFTEN:
+        what = (
+            f"{standing.process.call} of {_file(standing.process.file)}"
+            if standing.process.call
+            else "the kernel's I/O"
+        )
+        return Cause.DISK, f"waits {standing.in_kernel:.0%} of the time for the disk ({what}){at}"
+    if standing.process.call and standing.process.file:
+        return Cause.BLOCKED_FILE, f"is blocked in {standing.process.call} of {_file(standing.process.file)}{at}"
+    if standing.without_cpu >= _OFTEN:
+        who = f"; most is used by {standing.neighbour}" if standing.neighbour else ""
+        return Cause.NO_CPU, f"waits {standing.without_cpu:.0%} of the time for a CPU{at}{who}"
+    if standing.cpu >= _BUSY:
+        return Cause.COMPUTES, f"computes ({standing.cpu:.1f} cores){at}"
     return Cause.NEVER_ENTERED, f"is{at or ' waiting'}"
 
 
 def _find_mismatch(by_rank: Sequence[Standing]) -> Verdict | None:
     """All wait, but not in the same collective."""
-    waiting = [one for one in by_rank if one.waits and one.collective]
+    waiting = [standing for standing in by_rank if standing.waits and standing.collective]
     if len(waiting) < 2 or len(waiting) < len(by_rank):
         return None
-    for cause, kind in ((Cause.DIFFERENT_COLLECTIVE, _operation), (Cause.DIFFERENT_SHAPE, lambda one: one.collective)):
+    for cause, kind in (
+        (Cause.DIFFERENT_COLLECTIVE, _operation),
+        (Cause.DIFFERENT_SHAPE, lambda standing: standing.collective),
+    ):
         names = Counter(map(kind, waiting))
         if len(names) > 1:
             usual = names.most_common(1)[0][0]
-            odd = [one for one in waiting if kind(one) != usual]
+            odd = [standing for standing in waiting if kind(standing) != usual]
             first = odd[0]
-            others = next(one for one in waiting if kind(one) == usual)
+            reference = next(standing for standing in waiting if kind(standing) == usual)
             what = (
-                f"waits in {kind(first)} #{first.entered} ({first.place}), the others in {usual} #{others.entered} "
-                f"({others.place})"
+                f"waits in {kind(first)} #{first.entered} ({first.place}), the others in {usual} #{reference.entered} "
+                f"({reference.place})"
             )
             return _verdict(cause, odd, by_rank, what, verb="")
     return None
 
 
 def _find_stalled_network(by_rank: Sequence[Standing]) -> Verdict | None:
-    if len(by_rank) < 2 or not all(one.waits for one in by_rank):
+    if len(by_rank) < 2 or not all(standing.waits for standing in by_rank):
         return None
-    behind, newest = min(one.entered for one in by_rank), max(one.entered for one in by_rank)
-    name = _operation(next(one for one in by_rank if one.entered == newest))
+    behind, newest = min(standing.entered for standing in by_rank), max(standing.entered for standing in by_rank)
+    name = _operation(next(standing for standing in by_rank if standing.entered == newest))
     if behind < newest:  # It is still in that one, or has left it: gloo may not have marked its last one as finished.
-        ranks = [one for one in by_rank if one.entered == behind]
+        ranks = [standing for standing in by_rank if standing.entered == behind]
         what = f"never entered {name} #{newest}; it {_activity(ranks[0])[1]}, and #{behind} is not marked as finished"
         return _verdict(Cause.BEHIND, ranks, by_rank, what, verb="")
     what = f"all {len(by_rank)} ranks are in {name} #{behind} and none is missing: the network between their nodes"
-    if links := [f"rank {one.rank}: {one.link}" for one in by_rank if one.link]:
+    if links := [f"rank {standing.rank}: {standing.link}" for standing in by_rank if standing.link]:
         what += f" ({'; '.join(links[:_MOST_LINKS])})"
-    return Verdict(Cause.NETWORK, tuple(one.rank for one in by_rank), what)
+    return Verdict(Cause.NETWORK, tuple(standing.rank for standing in by_rank), what)
 
 
 def _find_behind(by_rank: Sequence[Standing]) -> Verdict | None:
     """Nobody waits in a collective: who has done the fewest iterations, or is blocked, or computes alone."""
-    if len(by_rank) > 1 and any(one.waits for one in by_rank):
+    if len(by_rank) > 1 and any(standing.waits for standing in by_rank):
         return None
-    least, most = min(one.iteration for one in by_rank), max(one.iteration for one in by_rank)
-    behind = [one for one in by_rank if one.iteration == least]
-    silent = [one for one in by_rank if not _is_fresh(one)]
+    least, most = min(standing.iteration for standing in by_rank), max(standing.iteration for standing in by_rank)
+    behind = [standing for standing in by_rank if standing.iteration == least]
+    silent = [standing for standing in by_rank if not _is_fresh(standing)]
     if least == most and len(silent) < len(by_rank) and silent:
         behind = silent
     elif least == most and len(by_rank) > 1:
@@ -260,26 +273,26 @@ def _find_behind(by_rank: Sequence[Standing]) -> Verdict | None:
     return _verdict(cause, behind, by_rank, f"stands at iteration {behind[0].iteration}; it {does}", verb="")
 
 
-def _is_fresh(one: Standing) -> bool:
-    return one.counted_ago_s is None or one.counted_ago_s <= SILENT_S
+def _is_fresh(standing: Standing) -> bool:
+    return standing.counted_ago_s is None or standing.counted_ago_s <= SILENT_S
 
 
-def _operation(one: Standing) -> str:
-    return one.collective.partition(" ")[0] or "a collective"
+def _operation(standing: Standing) -> str:
+    return standing.collective.partition(" ")[0] or "a collective"
 
 
 def _verdict(
     cause: Cause, culprits: Sequence[Standing], by_rank: Sequence[Standing], what: str, verb: str = "is "
 ) -> Verdict:
-    ranks = tuple(one.rank for one in culprits)
+    ranks = tuple(standing.rank for standing in culprits)
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {fold_ranks(ranks)}"
-    node = f" ({culprits[0].node})" if culprits[0].node and len({one.node for one in by_rank}) > 1 else ""
-    world = max(len(by_rank), *(one.world_size for one in by_rank))
+    node = f" ({culprits[0].node})" if culprits[0].node and len({standing.node for standing in by_rank}) > 1 else ""
+    world = max(len(by_rank), *(standing.world_size for standing in by_rank))
     return Verdict(cause, ranks, f"{who} of {world}{node} {verb}{what}")
 
 
 def _places(by_rank: Sequence[Standing]) -> str:
-    return ", ".join(sorted({one.place for one in by_rank if one.place})) or "their places are not known"
+    return ", ".join(sorted({standing.place for standing in by_rank if standing.place})) or "their places are not known"
 
 
 def _file(path: str) -> str:

@@ -260,9 +260,11 @@ def _counts(trace: Mapping[str, Any]) -> tuple[int, int]:
     The second may be too low: gloo's two threads each set it to the collective that they have just finished, so it goes
     back if the later one of two was faster.
     """
-    status = [{key: max(int(number), 0) for key, number in one.items()} for one in trace["pg_status"].values()]
-    entered_count = sum(one["last_enqueued_collective"] for one in status)
-    return entered_count, sum(min(one["last_completed_collective"], one["last_enqueued_collective"]) for one in status)
+    status = [{key: max(int(number), 0) for key, number in group.items()} for group in trace["pg_status"].values()]
+    entered_count = sum(group["last_enqueued_collective"] for group in status)
+    return entered_count, sum(
+        min(group["last_completed_collective"], group["last_enqueued_collective"]) for group in status
+    )
 
 
 def _unfinished_collectives(trace: Mapping[str, Any]) -> tuple[int, str] | None:
@@ -276,7 +278,7 @@ def _unfinished_collectives(trace: Mapping[str, Any]) -> tuple[int, str] | None:
     waiting = [entry for entry in entries if not entry.get("retired")]
     if not waiting:
         return 0, ""
-    entry = min(waiting, key=lambda one: one["record_id"])
+    entry = min(waiting, key=lambda candidate: candidate["record_id"])
     sizes = " ".join(str(size).replace(" ", "") for size in entry.get("input_sizes") or ())
     return len(waiting), f"{str(entry['profiling_name']).rpartition(':')[2]} {sizes}".strip()
 

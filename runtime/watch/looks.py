@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.runtime.system.tcp_sockets import bytes_unacknowledged, sockets_of, tcp_sockets
+from everstep.runtime.system.tcp_sockets import describe_unacknowledged, sockets_of, tcp_sockets
 from everstep.runtime.watch.board import read_board
 from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.find_workers import LocalWorker
@@ -33,7 +33,7 @@ async def look(workers: Sequence[LocalWorker], native: bool = False) -> list[Loo
     """Look at these workers, all at the same time."""
     before = {worker.board.rank: process_state(worker.board.pid) for worker in workers}
     own = {worker.board.pid for worker in workers}
-    others, began = cpu_times(own), time.monotonic()
+    cpu_before, began = cpu_times(own), time.monotonic()
     in_kernel = dict.fromkeys(before, 0)
     for _ in range(_LOOKS):
         await asyncio.sleep(_APART_S / _LOOKS)
@@ -41,21 +41,21 @@ async def look(workers: Sequence[LocalWorker], native: bool = False) -> list[Loo
             in_kernel[worker.board.rank] += main_thread_state(worker.board.pid) == "D"
     after = {worker.board.rank: process_state(worker.board.pid) for worker in workers}
     elapsed_s, now = time.monotonic() - began, time.time()
-    neighbour, sockets = busiest(others, cpu_times(own), elapsed_s), tcp_sockets()
-    links = {worker.board.rank: bytes_unacknowledged(sockets_of(worker.board.pid, sockets)) for worker in workers}
+    neighbour, sockets = busiest(cpu_before, cpu_times(own), elapsed_s), tcp_sockets()
+    links = {worker.board.rank: describe_unacknowledged(sockets_of(worker.board.pid, sockets)) for worker in workers}
     boards = {worker.board.rank: worker.path for worker in workers}
     pids = {worker.board.rank: worker.board.pid for worker in workers}
     stacks = await read_stacks(pids, native=native, boards=boards)
     return [
         Look(
-            msgspec.structs.replace(one, node=worker.node),
+            msgspec.structs.replace(stack, node=worker.node),
             msgspec.structs.replace(
-                standing_of(worker.node, read_board(worker.path) or worker.board, one,
-                            (before[one.rank], after[one.rank], elapsed_s), now),
-                in_kernel=in_kernel[one.rank] / _LOOKS, neighbour=neighbour, link=links[one.rank],
+                standing_of(worker.node, read_board(worker.path) or worker.board, stack,
+                            (before[stack.rank], after[stack.rank], elapsed_s), now),
+                in_kernel=in_kernel[stack.rank] / _LOOKS, neighbour=neighbour, link=links[stack.rank],
             ),
         )
-        for worker, one in zip(workers, stacks, strict=True)
+        for worker, stack in zip(workers, stacks, strict=True)
     ]  # fmt: skip
 
 
@@ -101,10 +101,10 @@ def place_of(stacks: RankStacks) -> str:
 
 def sentence(looks: Sequence[Look]) -> str:
     """Which rank differs, and how."""
-    standings = [one.standing for one in looks if one.standing is not None]
+    standings = [rank_look.standing for rank_look in looks if rank_look.standing is not None]
     if len(standings) == len(looks) and (verdict := judge(standings)).ranks:
         return verdict.sentence
-    return odd_ones([one.stacks for one in looks])
+    return odd_ones([rank_look.stacks for rank_look in looks])
 
 
 def render(looks: Sequence[Look], output: str, name: str) -> str:
@@ -112,14 +112,15 @@ def render(looks: Sequence[Look], output: str, name: str) -> str:
     if output == "json":
         return msgspec.json.encode(looks).decode()
     if output == "speedscope":
-        return speedscope([one.stacks for one in looks], name)
-    return f"{sentence(looks)}\n\n{text(merge(one.stacks for one in looks))}{''.join(_remarks(looks))}".rstrip()
+        return speedscope([rank_look.stacks for rank_look in looks], name)
+    tree = text(merge(rank_look.stacks for rank_look in looks))
+    return f"{sentence(looks)}\n\n{tree}{''.join(_remarks(looks))}".rstrip()
 
 
 def _remarks(looks: Sequence[Look]) -> Iterator[str]:
-    for one in looks:
-        if one.stacks.failure:
-            yield f"rank {one.stacks.rank}: {one.stacks.failure}\n"
+    for rank_look in looks:
+        if rank_look.stacks.failure:
+            yield f"rank {rank_look.stacks.rank}: {rank_look.stacks.failure}\n"
 
 
 def parse_looks(text_: str) -> list[Look]:
@@ -133,7 +134,7 @@ def parse_looks(text_: str) -> list[Look]:
 def write_all(looks: Sequence[Look], folder: Path, name: str, native: bool) -> list[Path]:
     """Write all forms into the folder; returns the files. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    stacks, title = [one.stacks for one in looks], sentence(looks)
+    stacks, title = [rank_look.stacks for rank_look in looks], sentence(looks)
     texts = {
         "stacks.txt": f"{title}\n\n" + "".join(map(as_text, stacks)),
         "stacks.json": render(looks, "json", name),

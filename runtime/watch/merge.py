@@ -34,13 +34,13 @@ def merge(stacks: Iterable[RankStacks]) -> MergedStacks:
     """Merge the stacks; threads of one name are one."""
     everybody: set[int] = set()
     top: dict[str, Call] = {}
-    for one in stacks:
-        everybody.add(one.rank)
-        for thread in one.threads:
+    for stack in stacks:
+        everybody.add(stack.rank)
+        for thread in stack.threads:
             level = top
             for name in (thread.name, *(frame.place for frame in thread.frames)):
                 call = level.setdefault(name, Call(name))
-                call.ranks |= {one.rank}
+                call.ranks |= {stack.rank}
                 level = call.calls
     return MergedStacks(frozenset(everybody), _in_order(top))
 
@@ -74,22 +74,22 @@ def text(merged_stacks: MergedStacks) -> str:
 
 
 def odd_ones(stacks: Sequence[RankStacks]) -> str:
-    """One sentence: which ranks are elsewhere than most, by their main threads. Files without their folders."""
+    """One sentence: which ranks are out of step with most, by their main threads. Files without their folders."""
     places: dict[int, Frame] = {}
-    for one in stacks:
-        if (main := one.main) is not None and main.frames:
-            places[one.rank] = _own_frame(main.frames)
-    silent = sorted({one.rank for one in stacks} - set(places))
+    for stack in stacks:
+        if (main := stack.main) is not None and main.frames:
+            places[stack.rank] = _own_frame(main.frames)
+    silent = sorted({stack.rank for stack in stacks} - set(places))
     groups = Counter(places.values()).most_common()
     if not groups:
         return f"no rank's stack could be read: {stacks[0].failure}" if stacks else "there are no ranks"
     usual = groups[0][0]
     parts = [f"rank{_s(silent)} {fold_ranks(silent)}: no stack"] if silent else []
     for place, _ in groups[1:]:
-        ranks = [rank for rank, other in places.items() if other == place]
+        ranks = [rank for rank, frame in places.items() if frame == place]
         parts.append(f"rank{_s(ranks)} {fold_ranks(ranks)} of {len(stacks)} {_is(ranks)} in {_short(place)}")
-    here = [rank for rank, other in places.items() if other == usual]
-    most = f"rank{_s(here)} {fold_ranks(here)} {_is(here)} in {_short(usual)}"
+    usual_ranks = [rank for rank, frame in places.items() if frame == usual]
+    most = f"rank{_s(usual_ranks)} {fold_ranks(usual_ranks)} {_is(usual_ranks)} in {_short(usual)}"
     if not parts and len(stacks) > 1:
         return f"all {len(stacks)} ranks are in {_short(usual)}"
     return "; ".join([*parts, most])

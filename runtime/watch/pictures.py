@@ -35,7 +35,7 @@ def _draw(
     deepest = depth
     for call in calls.values():
         width = len(call.ranks) * per_rank
-        inner = sum(len(one.ranks) for one in call.calls.values())
+        inner = sum(len(callee.ranks) for callee in call.calls.values())
         top = (depth + 2) * _ROW + _MARGIN
         text, room = label(call, merged_stacks.ranks), int((width - 4) / _CHARACTER)
         label_text = text if len(text) <= room else text[: room - 1] + "…" if room > 3 else ""
@@ -57,18 +57,18 @@ def speedscope(stacks: list[RankStacks], name: str) -> str:
     """JSON that https://www.speedscope.app opens ("file format"): one profile per rank, one sample per thread."""
     numbers: dict[str, int] = {}
     profiles = []
-    for one in stacks:
+    for stack in stacks:
         samples = [
             [numbers.setdefault(place, len(numbers)) for place in (thread.name, *(f.place for f in thread.frames))]
-            for thread in one.threads
+            for thread in stack.threads
         ]
         profiles.append({
-            "type": "sampled", "name": f"rank {one.rank}", "unit": "none", "startValue": 0, "endValue": len(samples),
+            "type": "sampled", "name": f"rank {stack.rank}", "unit": "none", "startValue": 0, "endValue": len(samples),
             "samples": samples, "weights": [1] * len(samples),
         })  # fmt: skip
     return json.dumps({
         "$schema": "https://www.speedscope.app/file-format-schema.json",
-        "name": f"{name}: ranks {fold_ranks(one.rank for one in stacks)}",
+        "name": f"{name}: ranks {fold_ranks(stack.rank for stack in stacks)}",
         "exporter": "everstep", "activeProfileIndex": 0,
         "shared": {"frames": [{"name": place} for place in numbers]},
         "profiles": profiles,

@@ -55,11 +55,11 @@ def catches(pid: int, signum: int, proc: Path = PROC) -> bool:
 def activity(pid: int, proc: Path = PROC) -> tuple[float, int]:
     """(CPU seconds, bytes written or read from disk) so far of the process and those that it has started."""
     cpu_s, bytes_moved = 0.0, 0
-    for one in _family(pid, proc):
-        fields = _text(proc / str(one) / "stat").rpartition(")")[2].split()
+    for member in _family(pid, proc):
+        fields = _text(proc / str(member) / "stat").rpartition(")")[2].split()
         if fields:
             cpu_s += sum(map(int, fields[11:15])) / _TICKS_PER_S  # With those of its children that have ended.
-        for line in _text(proc / str(one) / "io").splitlines():
+        for line in _text(proc / str(member) / "io").splitlines():
             name, _, number = line.partition(": ")
             bytes_moved += int(number) if name in ("wchar", "read_bytes") else 0
     return cpu_s, bytes_moved
@@ -70,7 +70,7 @@ def busiest(before: dict[int, float], after: dict[int, float], seconds: float, p
     cpu_used = {pid: cpu_s - before[pid] for pid, cpu_s in after.items() if pid in before}
     if not cpu_used or seconds <= 0:
         return ""
-    pid = max(cpu_used, key=lambda one: (cpu_used[one], -one))
+    pid = max(cpu_used, key=lambda pid: (cpu_used[pid], -pid))
     cores, name = cpu_used[pid] / seconds, _text(proc / str(pid) / "comm")
     return f"{name} (pid {pid}), {cores:.1f} cores" if cores >= 0.1 and name else ""
 

@@ -125,35 +125,39 @@ def slow_ranks(paces: Sequence[Pace]) -> list[Pace]:
     The median is the lower one, so that of two ranks one can be slow. A rank that may be the slowest by chance, or that
     costs the others little, as communication takes nearly all their time, is not slow.
     """
-    measured_paces = [one for one in paces if one.iteration_s > 0]
+    measured_paces = [rank_pace for rank_pace in paces if rank_pace.iteration_s > 0]
     if not measured_paces:
         return []
-    usual = sorted(measured_paces, key=lambda one: one.own_s)[(len(measured_paces) - 1) // 2]
+    usual = sorted(measured_paces, key=lambda rank_pace: rank_pace.own_s)[(len(measured_paces) - 1) // 2]
     return [
-        one for one in measured_paces
-        if one.own_s > SLOW_FACTOR * usual.own_s
-        and one.own_s - usual.own_s >= _WORTH * one.iteration_s
-        and _standard_errors(one, usual) >= _CERTAIN
+        rank_pace for rank_pace in measured_paces
+        if rank_pace.own_s > SLOW_FACTOR * usual.own_s
+        and rank_pace.own_s - usual.own_s >= _WORTH * rank_pace.iteration_s
+        and _standard_errors(rank_pace, usual) >= _CERTAIN
     ]  # fmt: skip
 
 
-def _standard_errors(one: Pace, usual: Pace) -> float:
+def _standard_errors(rank_pace: Pace, usual: Pace) -> float:
     """By how many standard errors the shares of their own time differ: the test of two proportions, pooled."""
-    samples = one.samples + usual.samples
-    own = (one.samples * (1 - one.waited) + usual.samples * (1 - usual.waited)) / samples
-    error = math.sqrt(own * (1 - own) * (1 / one.samples + 1 / usual.samples))
-    return (usual.waited - one.waited) / error if error else 0.0
+    samples = rank_pace.samples + usual.samples
+    own = (rank_pace.samples * (1 - rank_pace.waited) + usual.samples * (1 - usual.waited)) / samples
+    error = math.sqrt(own * (1 - own) * (1 / rank_pace.samples + 1 / usual.samples))
+    return (usual.waited - rank_pace.waited) / error if error else 0.0
 
 
 def judge_paces(paces: Sequence[Pace]) -> SlowVerdict | None:
     """Who keeps the others waiting iteration after iteration; None: nobody. The order of the ranks does not matter."""
-    measured_paces = sorted((one for one in paces if one.iteration_s > 0), key=lambda one: one.rank)
-    slow = sorted(slow_ranks(measured_paces), key=lambda one: (-one.own_s, one.rank))
+    measured_paces = sorted(
+        (rank_pace for rank_pace in paces if rank_pace.iteration_s > 0), key=lambda rank_pace: rank_pace.rank
+    )
+    slow = sorted(slow_ranks(measured_paces), key=lambda rank_pace: (-rank_pace.own_s, rank_pace.rank))
     if not slow:
         return _judge_network(measured_paces)
-    others = [one for one in measured_paces if one not in slow]
+    others = [rank_pace for rank_pace in measured_paces if rank_pace not in slow]
     part, detail = _explain(slow[0], others)
-    return SlowVerdict(tuple(one.rank for one in slow), part, f"{_who(slow, others)}: {part.value}: {detail}")
+    return SlowVerdict(
+        tuple(rank_pace.rank for rank_pace in slow), part, f"{_who(slow, others)}: {part.value}: {detail}"
+    )
 
 
 def sentence(paces: Sequence[Pace]) -> str:
@@ -163,8 +167,10 @@ def sentence(paces: Sequence[Pace]) -> str:
 
 
 def _who(slow: Sequence[Pace], others: Sequence[Pace]) -> str:
-    usual = median(one.own_s for one in others) if others else 0.0
-    who = f"rank {slow[0].rank} is" if len(slow) == 1 else f"ranks {fold_ranks(one.rank for one in slow)} are"
+    usual = median(rank_pace.own_s for rank_pace in others) if others else 0.0
+    who = (
+        f"rank {slow[0].rank} is" if len(slow) == 1 else f"ranks {fold_ranks(rank_pace.rank for rank_pace in slow)} are"
+    )
     return f"{who} slow, {slow[0].own_s:.3g} s of its own per iteration; the others take {usual:.3g} s and wait for it"
 
 
@@ -174,10 +180,10 @@ def _explain(worst: Pace, others: Sequence[Pace]) -> tuple[SlowPart, str]:
     def more(value: Callable[[Pace], float]) -> float:
         return value(worst) - (median(map(value, others)) if others else 0.0)
 
-    enough = _EXPLAINS * more(lambda one: one.own_s)
-    faults = more(lambda one: one.faults_hz)
-    disk, cpu = more(lambda one: one.disk_wait_s), more(lambda one: one.cpu_wait_s)
-    data, staging = more(lambda one: one.data_s), more(lambda one: one.staging_s)
+    enough = _EXPLAINS * more(lambda rank_pace: rank_pace.own_s)
+    faults = more(lambda rank_pace: rank_pace.faults_hz)
+    disk, cpu = more(lambda rank_pace: rank_pace.disk_wait_s), more(lambda rank_pace: rank_pace.cpu_wait_s)
+    data, staging = more(lambda rank_pace: rank_pace.data_s), more(lambda rank_pace: rank_pace.staging_s)
     at = " while it loads data" if data >= enough else " while it saves" if staging >= enough else ""
     if faults >= _THRASHES_HZ:
         return SlowPart.MEMORY, f"it reads {faults:.0f} pages a second back from disk{at}"
@@ -194,21 +200,26 @@ def _explain(worst: Pace, others: Sequence[Pace]) -> tuple[SlowPart, str]:
 
 def _judge_network(measured_paces: Sequence[Pace]) -> SlowVerdict | None:
     """The ranks whose connections are slow or lossy, if most of everybody's time goes into collectives."""
-    if len(measured_paces) < 2 or median(one.waited for one in measured_paces) < _EXPLAINS:
+    if len(measured_paces) < 2 or median(rank_pace.waited for rank_pace in measured_paces) < _EXPLAINS:
         return None
-    usual = min(one.rtt_s for one in measured_paces)
-    bad = [one for one in measured_paces if one.resent_hz >= _LOSSY_HZ or one.rtt_s >= max(_SLOW_LINK_S, 3 * usual)]
+    usual = min(rank_pace.rtt_s for rank_pace in measured_paces)
+    bad = [
+        rank_pace
+        for rank_pace in measured_paces
+        if rank_pace.resent_hz >= _LOSSY_HZ or rank_pace.rtt_s >= max(_SLOW_LINK_S, 3 * usual)
+    ]
     if not bad and usual >= _SLOW_LINK_S:
         bad = list(measured_paces)
     if not bad:
         return None
-    worst = max(bad, key=lambda one: (one.rtt_s, one.resent_hz, -one.rank))
-    ranks = sorted(bad, key=lambda one: (-one.rtt_s, one.rank))
+    worst = max(bad, key=lambda rank_pace: (rank_pace.rtt_s, rank_pace.resent_hz, -rank_pace.rank))
+    ranks = sorted(bad, key=lambda rank_pace: (-rank_pace.rtt_s, rank_pace.rank))
     return SlowVerdict(
-        tuple(one.rank for one in ranks),
+        tuple(rank_pace.rank for rank_pace in ranks),
         SlowPart.NETWORK,
-        f"ranks wait {median(one.waited for one in measured_paces):.0%} of the time in collectives, and "
+        f"ranks wait {median(rank_pace.waited for rank_pace in measured_paces):.0%} of the time in collectives, and "
         "the connections of "
-        f"rank{'' if len(ranks) == 1 else 's'} {fold_ranks(one.rank for one in ranks)} are slow: communication: round "
-        f"trips of up to {worst.rtt_s * 1e3:.0f} ms, {worst.resent_hz:.1f} segments sent again a second",
+        f"rank{'' if len(ranks) == 1 else 's'} {fold_ranks(rank_pace.rank for rank_pace in ranks)} are slow: "
+        f"communication: round trips of up to {worst.rtt_s * 1e3:.0f} ms, "
+        f"{worst.resent_hz:.1f} segments sent again a second",
     )

@@ -28,7 +28,7 @@ def order_events(board: Board) -> list[tuple[int, float]]:
     count = min(board.iteration, RECENT)
     numbers = range(board.iteration, board.iteration - count, -1)
     newest = ((number, board.recent[number % RECENT]) for number in numbers)
-    return list(takewhile(lambda one: one[1] > 0, newest))
+    return list(takewhile(lambda event: event[1] > 0, newest))
 
 
 def _iterations(process: int, board: Board) -> Iterator[dict[str, Any]]:

@@ -132,6 +132,6 @@ def _spec(fields: dict[str, Any], nodes: int, memory: str) -> dict[str, Any]:
 def _after(before: list[StepTask], task: StepTask) -> StepTask:
     """The task, once all these have ended, however they did."""
     if before:
-        clauses = ("(" + " || ".join(f"{one.name}.{how}" for how in _ENDED) + ")" for one in before)
+        clauses = ("(" + " || ".join(f"{earlier.name}.{how}" for how in _ENDED) + ")" for earlier in before)
         task.depends = " && ".join(clauses)
     return task

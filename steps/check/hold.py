@@ -69,7 +69,7 @@ class PodHold:
         pods, _ = await self._api.retry(lambda: self._api.list("pods", selector(job)))
         self.places = await self._places_of(pods)
         order = host_order(verdicts, self.places)
-        fit = {one.node: one.host for one in verdicts if not one.avoid}
+        fit = {verdict.node: verdict.host for verdict in verdicts if not verdict.avoid}
         if not self.training or len(fit) < min(min_nodes, len(verdicts)) or await self._is_crowded():
             return
         nodes_in_order = sorted(fit, key=lambda node: order.index(fit[node]) if fit[node] in order else 0)[:nodes]

@@ -117,9 +117,9 @@ def node_template(step: Mapping[str, Any], workflow: Mapping[str, Any], job: str
     affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": apart}
     placement = {key: training[key] for key in ("nodeSelector", "tolerations") if key in training}
     variables_filled_in = [
-        one for one in main.get("env") or () if "{{" not in str(one.get("value"))
+        variable for variable in main.get("env") or () if "{{" not in str(variable.get("value"))
     ]  # Argo has filled in no other.
-    variables = {one["name"]: one for one in (*(own.get("env") or ()), *variables_filled_in)}
+    variables = {variable["name"]: variable for variable in (*(own.get("env") or ()), *variables_filled_in)}
     mounts = [*(own.get("volumeMounts") or ()), *(main.get("volumeMounts") or ())]
     container = {**own, "resources": resources, "command": ["python", "-m", MODULE], "env": list(variables.values())}
     volumes = [*(step.get("volumes") or ()), *(training.get("volumes") or ())]
@@ -129,8 +129,8 @@ def node_template(step: Mapping[str, Any], workflow: Mapping[str, Any], job: str
 
 def _template_of(templates: Sequence[Mapping[str, Any]], step: str) -> Mapping[str, Any]:
     """The first template of that step; empty: there is none."""
-    labels = (((one.get("metadata") or {}).get("labels") or {}, one) for one in templates)
-    return next((one for labels_of_pod, one in labels if labels_of_pod.get(STEP) == step), {})
+    labels = (((template.get("metadata") or {}).get("labels") or {}, template) for template in templates)
+    return next((template for labels_of_pod, template in labels if labels_of_pod.get(STEP) == step), {})
 
 
 def _with_changes(
@@ -225,16 +225,16 @@ class _Check:
 
     async def _gather(self, names: Sequence[str]) -> list[str]:
         """The nodes that have started. Raises StepError for none."""
-        deadline, here, since = time.monotonic() + START_S, -1, time.monotonic()
+        deadline, most_seen, since = time.monotonic() + START_S, -1, time.monotonic()
         while True:
             nodes_present = [name for name in names if name not in self._gone]
-            missing = await self._coordinator.wait_for_arrivals(nodes_present, self._look_s, more_than=here)
+            missing = await self._coordinator.wait_for_arrivals(nodes_present, self._look_s, more_than=most_seen)
             now, came = time.monotonic(), [name for name in nodes_present if name not in missing]
-            if len(came) > here:
-                here, since = len(came), now
+            if len(came) > most_seen:
+                most_seen, since = len(came), now
             placed_names = {node.name for node in await self._platform.observe() if node.host}
-            patience_s = SPARE_S if here >= self._config.nodes else LAST_PLACED_S
-            nobody_comes = here > 0 and not missing & placed_names and now >= since + patience_s
+            patience_s = SPARE_S if most_seen >= self._config.nodes else LAST_PLACED_S
+            nobody_comes = most_seen > 0 and not missing & placed_names and now >= since + patience_s
             if not missing or nobody_comes or now >= deadline:
                 break
         if not came:

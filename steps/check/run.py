@@ -48,7 +48,7 @@ def run(config: Config) -> Result:
     json_verdict = report.json_report(verdicts, rounds, config.min_nodes, places)
     path = _write(config, json_verdict)
     if usable_count(verdicts) < min(config.min_nodes, len(verdicts)):  # Several nodes may share a machine.
-        worst = "; ".join(f"{one.node}: {one.reason}" for one in verdicts if one.avoid)
+        worst = "; ".join(f"{verdict.node}: {verdict.reason}" for verdict in verdicts if verdict.avoid)
         short = f"{usable_count(verdicts)} of {len(verdicts)} nodes usable, {config.min_nodes} needed"
         raise StepError(f"{short} ({worst}); see {path}", ExitCode.NO_QUORUM)
     outputs = {name: json.dumps(json_verdict[name]) for name in ("avoid_hosts", "host_order")}

@@ -33,10 +33,10 @@ def vocabulary_size(content: bytes) -> int:
         ids = list(range(len(vocabulary)))
     else:
         raise ValueError("its model has no vocabulary")
-    if not isinstance(added_tokens, list) or not all(isinstance(one, dict) for one in added_tokens):
+    if not isinstance(added_tokens, list) or not all(isinstance(token, dict) for token in added_tokens):
         raise ValueError("its added tokens are not a list of tokens")
-    ids += [one.get("id") for one in added_tokens]
-    if not ids or not all(type(one) is int and one >= 0 for one in ids):
+    ids += [token.get("id") for token in added_tokens]
+    if not ids or not all(type(token_id) is int and token_id >= 0 for token_id in ids):
         raise ValueError("its vocabulary has tokens without a number, or no tokens")
     return max(ids) + 1
 

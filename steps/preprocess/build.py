@@ -86,22 +86,23 @@ def build(
         encoder = proving.result()
         counts, lengths, seconds = _assemble(config, place, dtype, outputs, tokenized_shards)
     dropped_counts = {
-        reason: sum(one.dropped[reason] for one in tokenized_shards.written) for reason in _reasons(tokenized_shards)
+        reason: sum(shard.dropped[reason] for shard in tokenized_shards.written)
+        for reason in _reasons(tokenized_shards)
     }
     if rules.unique:
         dropped_counts[DUPLICATE] = sum(map(len, tokenized_shards.later.values()))
     facts = {
-        "documents": sum(one.read for one in tokenized_shards.written),
+        "documents": sum(shard.read for shard in tokenized_shards.written),
         "dropped": dropped_counts,
-        "mended": sum(one.mended for one in tokenized_shards.written),
+        "mended": sum(shard.mended for shard in tokenized_shards.written),
         "dtype": dtype.name,
         "vocab_size": words.size,
         "eod": words.eod,
         "encoded_by": encoder.how.value,
     }
     samples = Samples()
-    for one in tokenized_shards.written:
-        for text_sample in one.samples:
+    for shard in tokenized_shards.written:
+        for text_sample in shard.samples:
             samples.take(text_sample)
     page = render(Page(title, config, facts, counts, lengths, samples.in_order()))
     return BuildResult(facts, counts, page, tokenized_shards.seconds + seconds)
@@ -119,9 +120,11 @@ def _assemble(
     counts, all_lengths = {}, []
     for (split, key), prefix in outputs.items():
         number = config.keys.index(key)
-        parts_of_split = [(at, one) for at, one in enumerate(splits_of(tokenized_shards.written)) if one.split == split]
+        parts_of_split = [
+            (at, files) for at, files in enumerate(splits_of(tokenized_shards.written)) if files.split == split
+        ]
         sources = [
-            Source(one.parts[number], tokenized_shards.later.get(at, NOTHING_DROPPED)) for at, one in parts_of_split
+            Source(files.parts[number], tokenized_shards.later.get(at, NOTHING_DROPPED)) for at, files in parts_of_split
         ]
         try:
             lengths = assemble(prefix, dtype, place, sources, write)

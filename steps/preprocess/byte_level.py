@@ -26,5 +26,5 @@ HARD_CASES = (
 def bytes_of_characters() -> dict[str, int]:
     """Byte-level BPE's alphabet (GPT-2): printable bytes map to themselves, others to characters from U+0100 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [code for code in range(256) if code not in set(printable)]
-    return {chr(code): code for code in printable} | {chr(256 + n): code for n, code in enumerate(others)}
+    unprintable = [code for code in range(256) if code not in set(printable)]
+    return {chr(code): code for code in printable} | {chr(256 + n): code for n, code in enumerate(unprintable)}

@@ -51,10 +51,10 @@ def by_kind(kinds: int, part: Hashes) -> Iterator[tuple[int, Slice]]:
     with text.open_bytes(part.file) as file:
         hashes = np.frombuffer(file.readall(), _PAIR)
     kind = hashes["low"] % np.uint64(kinds)
-    for one in range(kinds):
-        (positions,) = np.nonzero(kind == one)
+    for number in range(kinds):
+        (positions,) = np.nonzero(kind == number)
         if len(positions):
-            yield one, Slice(part.number, positions.astype(np.uint32).tobytes(), hashes[positions].tobytes())
+            yield number, Slice(part.number, positions.astype(np.uint32).tobytes(), hashes[positions].tobytes())
 
 
 def _later_of_group(group: tuple[int, Iterable[Slice]]) -> list[tuple[int, bytes]]:
@@ -63,10 +63,12 @@ def _later_of_group(group: tuple[int, Iterable[Slice]]) -> list[tuple[int, bytes
 
 def later_positions(slices: Iterable[Slice]) -> list[tuple[int, np.ndarray]]:
     """Part numbers, and the positions in each whose hash occurs earlier: pure."""
-    slices_in_order = sorted(slices, key=lambda one: one.number)
-    hashes = np.concatenate([np.frombuffer(one.hashes, _PAIR) for one in slices_in_order])
-    positions = np.concatenate([np.frombuffer(one.positions, np.uint32) for one in slices_in_order])
-    numbers = np.repeat([one.number for one in slices_in_order], [len(one.positions) // 4 for one in slices_in_order])
+    slices_in_order = sorted(slices, key=lambda slice_: slice_.number)
+    hashes = np.concatenate([np.frombuffer(slice_.hashes, _PAIR) for slice_ in slices_in_order])
+    positions = np.concatenate([np.frombuffer(slice_.positions, np.uint32) for slice_ in slices_in_order])
+    numbers = np.repeat(
+        [slice_.number for slice_ in slices_in_order], [len(slice_.positions) // 4 for slice_ in slices_in_order]
+    )
     order = np.lexsort((hashes["low"], hashes["high"]))  # equal hashes stay in the order of the input
     repeated = np.zeros(len(order), bool)
     repeated[1:] = hashes[order][1:] == hashes[order][:-1]

@@ -97,7 +97,7 @@ def make_encoder(tokenizer_json: str, samples: Iterable[str], special: bool = Fa
     texts = (text for text in every if not needs_tokenizers(text, fast.added))
     while some := list(islice(texts, _AT_ONCE)):
         expected = tokenizer.encode_batch_fast(some, add_special_tokens=special)
-        if any(fast.encode(text).tolist() != one.ids for text, one in zip(some, expected, strict=True)):
+        if any(fast.encode(text).tolist() != encoding.ids for text, encoding in zip(some, expected, strict=True)):
             return plain
     return _combine(fast, lambda: plain)
 
@@ -223,7 +223,7 @@ class AddedTokens:
 
     def __init__(self, tokens: list[str]) -> None:
         ends = zip(min(tokens, default=""), max(tokens, default=""), strict=False)
-        self._common = "".join(one for one, other in takewhile(lambda pair: pair[0] == pair[1], ends))
+        self._common = "".join(first for first, last in takewhile(lambda pair: pair[0] == pair[1], ends))
         """Searched first: much faster than any regular expression."""
         self._any = re.compile("|".join(map(re.escape, tokens)))
         self._none = not tokens

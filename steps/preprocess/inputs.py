@@ -101,9 +101,9 @@ def sample(source: Input, split: str, reader: text.DocumentReader, most_bytes: i
         try:
             for part in shard.pieces:
                 for texts in reader.read(part):
-                    for one in filter(None, texts):
-                        yield one
-                        bytes_left -= len(one.encode())
+                    for document in filter(None, texts):
+                        yield document
+                        bytes_left -= len(document.encode())
                     if bytes_left < 0:
                         break
                 if bytes_left < 0:

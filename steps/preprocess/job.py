@@ -112,7 +112,7 @@ def tokenize(config: Config, source: Input, shelf: str, make_job: Callable[[], J
 
 def first_read_time(began: float, shard_results: list[ShardResult]) -> float:
     """When this command's tasks began to read; when it started, if an earlier command had done all of them."""
-    return min((one.began for one in shard_results if one.began >= began), default=began)
+    return min((shard.began for shard in shard_results if shard.began >= began), default=began)
 
 
 def require_all(planned_shards: list[Shard], results: list[ShardResult | ShardRefusal], store: Store) -> None:
@@ -141,7 +141,7 @@ def refuse_far_shards(job: Job, shard_results: list[ShardResult]) -> None:
 
 def splits_of(shard_results: list[ShardResult]) -> list[SplitFiles]:
     """All splits of all shards, in order."""
-    return [split for one in shard_results for split in one.splits]
+    return [split for shard in shard_results for split in shard.splits]
 
 
 def _duplicates(context: "SparkContext", job: Job, splits: list[SplitFiles]) -> dict[int, np.ndarray]:
@@ -151,7 +151,7 @@ def _duplicates(context: "SparkContext", job: Job, splits: list[SplitFiles]) -> 
     order = sorted(range(len(splits)), key=lambda number: splits[number].split == VALIDATION)
     hash_slices = ((at, splits[number]) for at, number in enumerate(order))
     duplicates = find_duplicates(
-        context, [Hashes(at, f"{job.uri}/{one.digests}", one.documents) for at, one in hash_slices]
+        context, [Hashes(at, f"{job.uri}/{files.digests}", files.documents) for at, files in hash_slices]
     )
     return {order[at]: positions for at, positions in duplicates.items()}
 

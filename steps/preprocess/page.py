@@ -92,5 +92,5 @@ def render(page: Page) -> str:
 
 def short(value: float) -> str:
     """`950`, `12.3 k`, `3.9 M`, `1.2 G`."""
-    unit, size = next((one for one in (("G", 1e9), ("M", 1e6), ("k", 1e3)) if value >= one[1]), ("", 1))
+    unit, size = next((scale for scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)) if value >= scale[1]), ("", 1))
     return f"{value / size:.1f} {unit}" if unit else f"{value:.0f}"

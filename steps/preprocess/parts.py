@@ -85,7 +85,7 @@ class Samples:
 
     def in_order(self) -> tuple[Sample, ...]:
         """The samples, the smallest hash first."""
-        return tuple(sample for _, sample in sorted(self._heap, key=lambda one: -one[0]))
+        return tuple(sample for _, sample in sorted(self._heap, key=lambda entry: -entry[0]))
 
 
 class Split:

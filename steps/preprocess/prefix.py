@@ -141,7 +141,7 @@ def _make(
             place.write(f"{name}_tokenizer.json", words.json)
         place.write(f"{name}_preprocess.html", result_built.page.encode())
     counts = {
-        split: {key: count for (one, key), count in result_built.counts.items() if one == split}
+        split: {key: count for (own_split, key), count in result_built.counts.items() if own_split == split}
         for split in (SPLIT_NAME, VALIDATION)
     }
     record = {"keys": counts[SPLIT_NAME], VALIDATION: counts[VALIDATION]}

@@ -35,13 +35,13 @@ def encoding_of_table(source: str, content: bytes) -> "Encoding":
     constructor = openai_public.ENCODING_CONSTRUCTORS.get(name)
     if constructor is None or _DOWNLOADED not in constructor.__code__.co_names:
         table_names = [
-            one
-            for one, constructor in openai_public.ENCODING_CONSTRUCTORS.items()
+            table_name
+            for table_name, constructor in openai_public.ENCODING_CONSTRUCTORS.items()
             if _DOWNLOADED in constructor.__code__.co_names
         ]
         raise StepError(
             f"--vocab-file {source}: a table is named after its encoding, whose pattern it needs; rename it to one of "
-            f"{', '.join(f'{one}{SUFFIX}' for one in table_names)}"
+            f"{', '.join(f'{table_name}{SUFFIX}' for table_name in table_names)}"
         )
     ranks = _ranks(source, content)
     settings = _construct(constructor, lambda *_, **__: ranks)
@@ -98,7 +98,7 @@ def json_of_encoding(encoding: "Encoding") -> bytes:
 
 def _texts(ranks: Mapping[bytes, int]) -> dict[bytes, str]:
     """Each token's text in a byte-level vocabulary."""
-    character = {byte: one for one, byte in bytes_of_characters().items()}
+    character = {byte: character for character, byte in bytes_of_characters().items()}
     return {token: "".join(character[byte] for byte in token) for token in ranks}
 
 

@@ -41,18 +41,18 @@ def on_exit(workflow: Workflow) -> None:
     has the artifact `report`.
     """
     handler = template(graph_of(workflow))
-    if handler.name not in {getattr(one, "name", None) for one in workflow.templates}:
+    if handler.name not in {getattr(listed, "name", None) for listed in workflow.templates}:
         workflow.templates.append(handler)
     workflow.on_exit = handler.name
 
 
 def graph_of(workflow: Workflow) -> str:
     """JSON: the tasks that each task of the entrypoint's DAG follows; empty without a DAG, or for too large a one."""
-    entry = next((one for one in workflow.templates if getattr(one, "name", "") == workflow.entrypoint), None)
-    tasks = [one for one in entry.tasks if isinstance(one, Task)] if isinstance(entry, DAG) else []
+    entry = next((listed for listed in workflow.templates if getattr(listed, "name", "") == workflow.entrypoint), None)
+    tasks = [task for task in entry.tasks if isinstance(task, Task)] if isinstance(entry, DAG) else []
     if not 0 < len(tasks) <= MOST_TASKS:
         return ""
-    names = {one.name for one in tasks}
+    names = {task.name for task in tasks}
     follows = {}
     for task in tasks:
         words = [*re.findall(r"[A-Za-z0-9_-]+", task.depends or ""), *(task.dependencies or ())]

@@ -57,10 +57,10 @@ def require_memory(
         samples = max(config.global_batch, workers)
         samples = min(samples, workers * config.micro_batch) if config.micro_batch else samples
         least += workers * TRAINED_BYTES * parameters + 2 * 4 * samples * config.sequence_length * vocabulary
-    if least > (there := machine_bytes()):
+    if least > (available := machine_bytes()):
         raise StepError(
             f"{cause}: with {vocabulary} tokens the model has {parameters / 1e6:.0f} M parameters; training it on "
-            f"{nodes} nodes takes at least {least / 1e9:.0f} GB of memory, this machine has {there / 1e9:.0f} GB: "
+            f"{nodes} nodes takes at least {least / 1e9:.0f} GB of memory, this machine has {available / 1e9:.0f} GB: "
             "give a smaller one, fewer --nodes, or --target argo"
         )
 

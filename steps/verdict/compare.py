@@ -46,7 +46,7 @@ class Row:
     @property
     def good(self) -> bool:
         """Does everything hold?"""
-        return self.fired and all(one.good for one in (self.state, self.samples, self.lost, self.seconds))
+        return self.fired and all(check.good for check in (self.state, self.samples, self.lost, self.seconds))
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def compare_states(mine: Training, reference: Training, far: float) -> Check:
         return Check(f"of iteration {mine.iteration}, not {reference.iteration}", False)
     if mine.tensors.keys() != reference.tensors.keys():
         return Check(f"{len(mine.tensors)} tensors, not {len(reference.tensors)}", False)
-    differing = [name for name, one in mine.tensors.items() if not one.equal(reference.tensors[name])]
+    differing = [name for name, tensor in mine.tensors.items() if not tensor.equal(reference.tensors[name])]
     if not differing:
         return Check(f"{len(mine.tensors)} tensors the same", True)
     off = distance(mine.tensors, reference.tensors)
@@ -137,12 +137,12 @@ def compare_states(mine: Training, reference: Training, far: float) -> Check:
 def distance(mine: Mapping[str, Any], reference: Mapping[str, Any]) -> float:
     """|mine - reference| / |reference| in the Euclidean norm, all tensors as one vector."""
     apart = whole = 0.0
-    for name, other in reference.items():
-        one = mine[name]
-        if one.shape != other.shape:
+    for name, expected in reference.items():
+        tensor = mine[name]
+        if tensor.shape != expected.shape:
             return float("inf")
-        apart += float((one.double() - other.double()).square().sum())
-        whole += float(other.double().square().sum())
+        apart += float((tensor.double() - expected.double()).square().sum())
+        whole += float(expected.double().square().sum())
     return (apart / max(whole, 1e-24)) ** 0.5
 
 
@@ -158,12 +158,12 @@ def compare_samples(mine: Sequence[Point], reference: Sequence[Point], *, exact:
     known to have done each iteration.
     """
     first_samples = {point.iteration: point.first_sample for point in reference}
-    others = [
-        one.iteration for one in mine
-        if one.first_sample is not None and first_samples.get(one.iteration) not in (None, one.first_sample)
+    swapped = [
+        point.iteration for point in mine
+        if point.first_sample is not None and first_samples.get(point.iteration) not in (None, point.first_sample)
     ]  # fmt: skip
-    if others:
-        return Check(f"{len(others)} batches have other samples, first that of iteration {others[0]}", False)
+    if swapped:
+        return Check(f"{len(swapped)} batches have other samples, first that of iteration {swapped[0]}", False)
     reference_losses = {point.iteration: point.loss for point in reference if point.loss is not None}
     points = [(point.iteration, point.loss) for point in mine if point.loss is not None]
     if not reference_losses:
@@ -184,6 +184,6 @@ def compare_samples(mine: Sequence[Point], reference: Sequence[Point], *, exact:
     )
 
 
-def _apart(one: float, other: float | None) -> float:
-    """|one - other| / |other|; inf where there is no other."""
-    return math.inf if other is None else abs(one - other) / max(abs(other), 1e-24)
+def _apart(value: float, reference: float | None) -> float:
+    """|value - reference| / |reference|; inf without a reference."""
+    return math.inf if reference is None else abs(value - reference) / max(abs(reference), 1e-24)

@@ -27,20 +27,21 @@ def run(config: Config) -> Result:
     store = open_store(config.store)
     run_data = read_run(store, config.run, facts=WorkflowFacts(uid=config.uid))
     rows, references = [], dict[str, Training]()
-    for one in config.parse_experiments():
-        fault_fired = run_data.steps.get(f"chaos-{one.name}", {}).get("facts")
+    for experiment in config.parse_experiments():
+        fault_fired = run_data.steps.get(f"chaos-{experiment.name}", {}).get("facts")
         if fault_fired and "refused" in fault_fired:
-            rows.append(refused_row(one, fault_fired["refused"]))
+            rows.append(refused_row(experiment, fault_fired["refused"]))
             continue
-        if one.reference not in references:
-            references[one.reference] = _training(store, run_data, one.reference)
-        mine = _training(store, run_data, one.name)
-        rows.append(row(one, fault_fired, "it did not fire; see the log of its step", mine, references[one.reference],
-                        config.tolerance))  # fmt: skip
+        if experiment.reference not in references:
+            references[experiment.reference] = _training(store, run_data, experiment.reference)
+        mine = _training(store, run_data, experiment.name)
+        rows.append(row(experiment, fault_fired, "it did not fire; see the log of its step", mine,
+                        references[experiment.reference], config.tolerance))  # fmt: skip
         print(in_words(rows[-1]), file=sys.stderr, flush=True)
     page = _write(config, rows, references)
-    good, bad = sum(one.good for one in rows), [one.name for one in rows if not one.good and not one.refused]
-    refused_names = [one.name for one in rows if one.refused]
+    good = sum(outcome.good for outcome in rows)
+    bad = [outcome.name for outcome in rows if not outcome.good and not outcome.refused]
+    refused_names = [outcome.name for outcome in rows if outcome.refused]
     line = f"{good} of {len(rows)} experiments hold" + (
         f"; not possible here: {', '.join(refused_names)}" if refused_names else ""
     )
@@ -50,17 +51,17 @@ def run(config: Config) -> Result:
     return Result(line, {"verdict": line}, facts, {PAGE: page})
 
 
-def in_words(one: Row) -> str:
+def in_words(outcome: Row) -> str:
     """One line of the log."""
-    if one.refused or not one.fired:
-        return f"{one.name}: {one.fault}"
+    if outcome.refused or not outcome.fired:
+        return f"{outcome.name}: {outcome.fault}"
     cells = (
-        f"state {one.state.text}",
-        f"samples {one.samples.text}",
-        f"again {one.lost.text}",
-        f"s {one.seconds.text}",
+        f"state {outcome.state.text}",
+        f"samples {outcome.samples.text}",
+        f"again {outcome.lost.text}",
+        f"s {outcome.seconds.text}",
     )
-    return f"{one.name}: {'holds' if one.good else 'DOES NOT HOLD'}: {'; '.join(cells)}; {one.fault}"
+    return f"{outcome.name}: {'holds' if outcome.good else 'DOES NOT HOLD'}: {'; '.join(cells)}; {outcome.fault}"
 
 
 def _training(store: "Store", run_data: "Run", name: str) -> Training:
@@ -99,7 +100,7 @@ def _write(config: Config, rows: list[Row], references: dict[str, Training]) -> 
     path = Path(config.outputs) / PAGE
     path.parent.mkdir(parents=True, exist_ok=True)
     template = environment(Path(__file__).parent, {}).get_template("drill.html")
-    iterations = max((one.iteration for one in references.values()), default=0)
+    iterations = max((reference.iteration for reference in references.values()), default=0)
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     path.write_text(template.render(run=config.run, rows=rows, iterations=iterations, when=when), encoding="utf-8")
     place = os.environ.get("EVERSTEP_RUN_DIR")

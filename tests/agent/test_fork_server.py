@@ -75,8 +75,8 @@ def write(folder: Path, name: str, text: str) -> str:
 @pytest.mark.parametrize("plain", [False, True], ids=["forked", "by exec"])
 def test_a_worker_runs_on_the_cpus_that_it_is_bound_to(tmp_path: Path, plain: bool) -> None:
     script = write(tmp_path, "train.py", "import os\nprint(sorted(os.sched_getaffinity(0)))\n")
-    one = max(os.sched_getaffinity(0))
-    assert run_worker(tmp_path, [script], plain=plain, cpus=[one]).output == f"[0] [{one}]\n"
+    cpu = max(os.sched_getaffinity(0))
+    assert run_worker(tmp_path, [script], plain=plain, cpus=[cpu]).output == f"[0] [{cpu}]\n"
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["forked", "by exec"])
@@ -313,7 +313,7 @@ def test_more_workers_than_the_socket_takes_at_once_are_all_started_and_ended(tm
                     {TRACEBACK_VARIABLE: str(tmp_path / f"traceback-{rank}"), "MORE": padding} for rank in range(many)
                 ]
                 workers.start(
-                    1, False, [WorkerSpec(one, tuple(command), outputs.open(r, r)) for r, one in enumerate(specs)]
+                    1, False, [WorkerSpec(spec, tuple(command), outputs.open(r, r)) for r, spec in enumerate(specs)]
                 )
                 assert sorted([await forked.get() for _ in range(many)]) == list(range(many))
                 workers.signal_all(signal.SIGKILL)

@@ -27,10 +27,10 @@ TRAINERS = {"launcher": (member("launcher-0-0", 1),), "trainer": (member("a", 2,
 
 
 def seat(framework: Framework, members: dict[str, tuple[Member, ...]], role: str, index: int = 0) -> Seat:
-    sizes = {name: sum(one.slots for one in group) for name, group in members.items()}
+    sizes = {name: sum(role_member.slots for role_member in group) for name, group in members.items()}
     names = list(members)
     before = sum(sizes[name] for name in names[: names.index(role)])
-    own = sum(one.slots for one in members[role][:index])
+    own = sum(role_member.slots for role_member in members[role][:index])
     nodes = sum(len(group) for group in members.values())
     return Seat(
         1, 7, role, index, nodes, before + own, sum(sizes.values()), own, sizes[role], "10.0.0.1", 2001, 6, None, True,

@@ -124,17 +124,17 @@ async def node(folder: Path, script: str, preload: Sequence[str] = ()) -> AsyncI
 
 def test_a_worker_that_leaves_its_round_is_seated_again_with_a_new_environment_and_output(tmp_path: Path) -> None:
     async def story() -> None:
-        async with node(tmp_path, LEAVES) as one:
-            assert one.start(1) == ([], [])
-            await one.wait_for("[1] round 1")
-            before = one.workers.pids()
+        async with node(tmp_path, LEAVES) as worker_node:
+            assert worker_node.start(1) == ([], [])
+            await worker_node.wait_for("[1] round 1")
+            before = worker_node.workers.pids()
             for round_ in (2, 3):
-                one.workers.end_round(round_ - 1)
-                assert await one.workers.wait_until_free() == []
-                assert one.start(round_) == ([0], [])
-                await one.wait_for(f"[{round_}] round {round_} True True")
-                assert one.workers.pids() in (before, {})
-            end = await one.ends.get()
+                worker_node.workers.end_round(round_ - 1)
+                assert await worker_node.workers.wait_until_free() == []
+                assert worker_node.start(round_) == ([0], [])
+                await worker_node.wait_for(f"[{round_}] round {round_} True True")
+                assert worker_node.workers.pids() in (before, {})
+            end = await worker_node.ends.get()
             assert (end.round, end.exit_code) == (3, 0)
 
     asyncio.run(story())
@@ -145,16 +145,16 @@ def test_a_worker_that_does_not_leave_its_round_is_killed_and_started_anew(
     tmp_path: Path, script: str, lines: int
 ) -> None:
     async def story() -> None:
-        async with node(tmp_path, script) as one:
-            one.start(1)
-            await one.wait_for("connected")
-            one.workers.end_round(1)
-            pids = await one.workers.wait_until_free()
+        async with node(tmp_path, script) as worker_node:
+            worker_node.start(1)
+            await worker_node.wait_for("connected")
+            worker_node.workers.end_round(1)
+            pids = await worker_node.workers.wait_until_free()
             assert len(pids) == lines
             assert all("did not leave the round" in line for line in pids)
-            assert (await one.ends.get()).exit_code == -signal.SIGKILL
-            assert one.start(2) == ([], [])
-            await one.wait_for("[2] connected")
+            assert (await worker_node.ends.get()).exit_code == -signal.SIGKILL
+            assert worker_node.start(2) == ([], [])
+            await worker_node.wait_for("[2] connected")
 
     asyncio.run(story())
 
@@ -164,13 +164,13 @@ def test_a_worker_that_runs_before_its_fork_server_goes_on_leaves_its_round(tmp_
     (tmp_path / "late.py").write_text(HOLDS_PARENT.format(held=str(held), go_on=str(go_on)))
 
     async def story() -> None:
-        async with node(tmp_path, LEAVES, ["late"]) as one:
-            one.start(1)
-            await one.wait_for("[1] round 1")
-            one.workers.end_round(1)
-            assert await one.workers.wait_until_free() == []
-            assert one.start(2) == ([0], [])
-            await one.wait_for("[2] round 2 True True")
+        async with node(tmp_path, LEAVES, ["late"]) as worker_node:
+            worker_node.start(1)
+            await worker_node.wait_for("[1] round 1")
+            worker_node.workers.end_round(1)
+            assert await worker_node.workers.wait_until_free() == []
+            assert worker_node.start(2) == ([0], [])
+            await worker_node.wait_for("[2] round 2 True True")
             while not held.exists():
                 await asyncio.sleep(0.005)
             go_on.touch()
@@ -180,54 +180,54 @@ def test_a_worker_that_runs_before_its_fork_server_goes_on_leaves_its_round(tmp_
 
 def test_a_worker_that_dies_between_two_rounds_is_started_anew(tmp_path: Path) -> None:
     async def story() -> None:
-        async with node(tmp_path, LEAVES) as one:
-            one.start(1)
-            await one.wait_for("[1] round 1")
-            one.workers.end_round(1)
-            await one.workers.wait_until_free()
-            one.workers.signal_all(signal.SIGKILL)
-            await one.ends.get()
-            assert one.start(2) == ([], [])
-            await one.wait_for("[2] round 2")
+        async with node(tmp_path, LEAVES) as worker_node:
+            worker_node.start(1)
+            await worker_node.wait_for("[1] round 1")
+            worker_node.workers.end_round(1)
+            await worker_node.workers.wait_until_free()
+            worker_node.workers.signal_all(signal.SIGKILL)
+            await worker_node.ends.get()
+            assert worker_node.start(2) == ([], [])
+            await worker_node.wait_for("[2] round 2")
 
     asyncio.run(story())
 
 
 def test_a_worker_that_dies_is_followed_by_a_warm_spare(tmp_path: Path) -> None:
     async def story() -> None:
-        async with node(tmp_path, SPARE) as one:
-            one.start(1)
-            await one.wait_for("[1] round 1")
-            one.start_spare()
-            await one.wait_for_note("a spare is warm after 0.5 s")
-            one.workers.signal_all(signal.SIGKILL)
-            await one.ends.get()
-            assert one.start(2) == ([], [0])
-            await one.wait_for("[2] was a spare\n[2] round 2")
-            assert one.workers.spares.numbers() == []
-            one.workers.signal_all(signal.SIGKILL)
-            assert (await one.ends.get()).round == 2
+        async with node(tmp_path, SPARE) as worker_node:
+            worker_node.start(1)
+            await worker_node.wait_for("[1] round 1")
+            worker_node.start_spare()
+            await worker_node.wait_for_note("a spare is warm after 0.5 s")
+            worker_node.workers.signal_all(signal.SIGKILL)
+            await worker_node.ends.get()
+            assert worker_node.start(2) == ([], [0])
+            await worker_node.wait_for("[2] was a spare\n[2] round 2")
+            assert worker_node.workers.spares.numbers() == []
+            worker_node.workers.signal_all(signal.SIGKILL)
+            assert (await worker_node.ends.get()).round == 2
 
     asyncio.run(story())
 
 
 def test_a_spare_that_still_rehearses_is_left_alone_and_the_worker_started_anew(tmp_path: Path) -> None:
     async def story() -> None:
-        async with node(tmp_path, STAYS) as one:
-            one.start_spare()
-            assert one.start(1) == ([], [])
-            await one.wait_for("[1] connected")
-            assert one.workers.spares.rehearses
+        async with node(tmp_path, STAYS) as worker_node:
+            worker_node.start_spare()
+            assert worker_node.start(1) == ([], [])
+            await worker_node.wait_for("[1] connected")
+            assert worker_node.workers.spares.rehearses
 
     asyncio.run(story())
 
 
 def test_a_spare_that_dies_is_buried_and_says_why(tmp_path: Path) -> None:
     async def story() -> None:
-        async with node(tmp_path, "raise SystemExit('no room')") as one:
-            one.start_spare()
-            await one.wait_for_note("a spare ended with exit code 1: no room")
-            assert one.workers.spares.numbers() == []
-            assert one.ends.empty()
+        async with node(tmp_path, "raise SystemExit('no room')") as worker_node:
+            worker_node.start_spare()
+            await worker_node.wait_for_note("a spare ended with exit code 1: no room")
+            assert worker_node.workers.spares.numbers() == []
+            assert worker_node.ends.empty()
 
     asyncio.run(story())

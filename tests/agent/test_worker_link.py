@@ -176,7 +176,7 @@ def problem_of(agent: Agent, data: bytes) -> str:
         reader, writer = await asyncio.open_unix_connection(agent.path)
         writer.write(data)
         answer = await reader.readline()
-        writer.write(b"".join(msgspec.json.encode(one) + b"\n" for one in (HELLO, stage(8))))
+        writer.write(b"".join(msgspec.json.encode(message) + b"\n" for message in (HELLO, stage(8))))
         with suppress(ConnectionError):  # Closed over what nobody has read, it is reset.
             assert await reader.read() == b""
         assert not agent.staged()

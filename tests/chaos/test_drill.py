@@ -26,7 +26,7 @@ def tasks(only: str) -> dict[str, Any]:
     with Workflow(generate_name="w-", entrypoint="main") as workflow, DAG(name="main", fail_fast=False):
         drill(only=only, iterations=50, dataset="d")
     templates = workflow.to_dict()["spec"]["templates"]
-    return {task["name"]: task for one in templates if "dag" in one for task in one["dag"]["tasks"]}
+    return {task["name"]: task for template in templates if "dag" in template for task in template["dag"]["tasks"]}
 
 
 def curve(*losses: float, step: float = 1.0) -> list[Point]:
@@ -67,9 +67,9 @@ def test_the_cost_is_the_longest_gap_and_what_was_done_again() -> None:
 
 
 def test_a_training_like_the_reference_holds() -> None:
-    one = Experiment("e", seconds=5, lost=1)
+    experiment = Experiment("e", seconds=5, lost=1)
     mine, reference = training(curve(3, 2, 1), a=[1.0, 2.0]), training(curve(3, 2, 1), a=[1.0, 2.0])
-    assert row(one, FIRED, "", mine, reference, 0.02).good
+    assert row(experiment, FIRED, "", mine, reference, 0.02).good
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_a_training_like_the_reference_holds() -> None:
     ids=["other weights", "another loss", "too slow", "too much again", "not fired"],
 )
 def test_what_differs_does_not_hold(changes: dict[str, Any]) -> None:
-    one = SimpleNamespace(fired=FIRED, mine=training(curve(3, 2, 1), a=[1.0, 2.0]))
-    vars(one).update(changes)
+    case = SimpleNamespace(fired=FIRED, mine=training(curve(3, 2, 1), a=[1.0, 2.0]))
+    vars(case).update(changes)
     reference = training(curve(3, 2, 1), a=[1.0, 2.0])
-    assert not row(Experiment("e", seconds=3, lost=1), one.fired, "", one.mine, reference, 0.02).good
+    assert not row(Experiment("e", seconds=3, lost=1), case.fired, "", case.mine, reference, 0.02).good
 
 
 def test_where_nodes_came_and_went_the_state_may_differ_by_the_tolerance() -> None:
@@ -103,8 +103,8 @@ def test_where_nodes_came_and_went_few_losses_may_swing_and_other_samples_show()
     assert compare_samples(curve(*swinging), curve(*reference), exact=False, far=0.02).good
     assert not compare_samples(curve(*swinging), curve(*reference), exact=True, far=0.02).good
     assert not compare_samples(curve(*shifted), curve(*reference), exact=False, far=0.02).good
-    one = [loss * (1.2 if n == 100 else 1.0) for n, loss in enumerate(reference)]
-    assert not compare_samples(curve(*one), curve(*reference), exact=False, far=0.02).good
+    losses = [loss * (1.2 if n == 100 else 1.0) for n, loss in enumerate(reference)]
+    assert not compare_samples(curve(*losses), curve(*reference), exact=False, far=0.02).good
 
 
 def reading(*first_samples: int) -> list[Point]:

@@ -113,11 +113,11 @@ class Machines:
         pod["spec"]["nodeName"] = host
         self._api.become(name, phase="Running", hostIP=f"10.0.0.{host[-1]}")
         (container,) = pod["spec"]["containers"]
-        variables_set = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+        variables_set = {variable["name"]: variable["value"] for variable in container["env"] if "value" in variable}
         tokens = {
-            one["name"]: base64.b64decode(self._api.secrets[secret_reference["name"]]["data"]["token"]).decode()
-            for one in container["env"]
-            if (secret_reference := (one.get("valueFrom") or {}).get("secretKeyRef"))
+            variable["name"]: base64.b64decode(self._api.secrets[secret_reference["name"]]["data"]["token"]).decode()
+            for variable in container["env"]
+            if (secret_reference := (variable.get("valueFrom") or {}).get("secretKeyRef"))
         }
         variables = {**os.environ, **variables_set, **tokens, "EVERSTEP_HOST": host, "EVERSTEP_POD": name}
         variables |= {"EVERSTEP_IP": "127.0.0.1", **(self._fault if host == self._broken else {})}
@@ -161,7 +161,7 @@ def run_check(
                     if name not in api.pods and process.returncode is None:
                         process.terminate()
                     lines_said.append(f"{name}: {await process.wait()}")
-        return {one.host: one.avoid for one in result.verdicts}
+        return {verdict.host: verdict.avoid for verdict in result.verdicts}
 
     return asyncio.run(story()), api, lines_said
 
@@ -185,7 +185,7 @@ def test_fit_pods_wait_for_the_training_and_become_its_agents(tmp_path: Path) ->
     def take(api: PodApi) -> None:
         (name,) = (name for name, pod in api.pods.items() if HELD in pod["metadata"]["labels"])
         start = NodeStart(("--node", "worker-0-0", "--slots", "0", "--", "a.py"), {"EVERSTEP_JOB": "u-train"})
-        jobs = {one["metadata"]["annotations"][NAME]: one["data"]["token"] for one in api.secrets.values()}
+        jobs = {secret["metadata"]["annotations"][NAME]: secret["data"]["token"] for secret in api.secrets.values()}
         key = start_key("u-train", name)
         data = encode_start(start, key, base64.b64decode(jobs["u-train"]).decode())
         open_store(str(tmp_path)).put(key, data)

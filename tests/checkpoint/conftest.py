@@ -60,16 +60,16 @@ def make_state() -> Callable[[int], dict[str, Any]]:
 def same() -> Callable[[Any, Any], bool]:
     """Are two states bit for bit the same?"""
 
-    def same(one: Any, other: Any) -> bool:
-        if isinstance(one, torch.Tensor):
-            return one.dtype is other.dtype and one.shape == other.shape and torch.equal(raw(one), raw(other))
-        if hasattr(one, "state_dict"):
-            return same(one.state_dict(), other.state_dict())
-        if isinstance(one, dict):
-            return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-        if isinstance(one, list | tuple):
-            return len(one) == len(other) and all(map(same, one, other))
-        return type(one) is type(other) and one == other
+    def same(first: Any, second: Any) -> bool:
+        if isinstance(first, torch.Tensor):
+            return first.dtype is second.dtype and first.shape == second.shape and torch.equal(raw(first), raw(second))
+        if hasattr(first, "state_dict"):
+            return same(first.state_dict(), second.state_dict())
+        if isinstance(first, dict):
+            return list(first) == list(second) and all(same(first[key], second[key]) for key in first)
+        if isinstance(first, list | tuple):
+            return len(first) == len(second) and all(map(same, first, second))
+        return type(first) is type(second) and first == second
 
     def raw(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().contiguous().flatten().view(torch.uint8)

@@ -87,8 +87,8 @@ def main(mesh: str, iterations: int, result: str, agents: list[str]) -> int:
         ranks.pop(pid)
         if status and not failed:
             failed = os.waitstatus_to_exitcode(status) & 0xFF
-            for other in ranks:
-                os.kill(other, signal.SIGKILL)
+            for rank in ranks:
+                os.kill(rank, signal.SIGKILL)
     return failed
 
 

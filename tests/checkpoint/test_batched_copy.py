@@ -63,7 +63,7 @@ def test_many_small_ones_are_one_copy(elements: int, count: int, rows: int) -> N
     tree = flatten({f"t{n}": torch.full((elements,), float(n)) for n in range(count)})
     layout, _ = laid_out(tree)
     every, others = group_rows(list(layout.tensors.values()), [tree.tensors[name] for name in layout.tensors])
-    assert [len(one.chosen) for one in every] == [rows] * bool(rows)
+    assert [len(rows_copied.chosen) for rows_copied in every] == [rows] * bool(rows)
     assert len(others) == count - rows
 
 
@@ -93,11 +93,11 @@ def test_one_saved_tensor_goes_to_each_that_stands_in_its_places() -> None:
 
 
 def test_what_was_one_tensor_and_is_many_now_has_its_bytes_everywhere() -> None:
-    one = torch.arange(50.0)
-    tree = flatten({f"t{n}": one for n in range(2 * MIN_ROWS)})
+    shared = torch.arange(50.0)
+    tree = flatten({f"t{n}": shared for n in range(2 * MIN_ROWS)})
     layout, text = laid_out(tree)
     data = memoryview(bytearray(layout.size))
     Stager(layout, tree).stage(0, data, tree, text, 5)
     live = {f"t{n}": torch.zeros(50) for n in range(2 * MIN_ROWS)}
     assert restore(data, live, seal(data)) == 5
-    assert all(torch.equal(tensor, one) for tensor in live.values())
+    assert all(torch.equal(tensor, shared) for tensor in live.values())

@@ -43,7 +43,9 @@ def begin(nodes: list[Node], round_: int, restore: Restore | None = None) -> Non
 
 
 def places_held(node: Node, shard: int) -> set[tuple[int, int]]:
-    return {(one.round, one.iteration) for one in node.keeper.holdings(node.address) if one.shard == shard}
+    return {
+        (holding.round, holding.iteration) for holding in node.keeper.holdings(node.address) if holding.shard == shard
+    }
 
 
 def restore_node(node: Node) -> Fetched:
@@ -126,7 +128,10 @@ def test_the_shards_of_a_nodes_ranks_are_fetched_side_by_side(
 
         monkeypatch.setattr(node.keeper, "open_shard", open_shard)
     sources = [
-        one for rank, node in enumerate(nodes) for one in node.keeper.holdings(node.address) if one.shard == rank
+        holding
+        for rank, node in enumerate(nodes)
+        for holding in node.keeper.holdings(node.address)
+        if holding.shard == rank
     ]
     fresh = make_node("worker-0-1", workers=2)
     fresh.begin(2, Restore(1, 1, tuple(sources), "newest whole"), world_size=2)
@@ -167,7 +172,7 @@ def test_a_bit_flipped_in_a_peers_copy_falls_to_the_store_and_is_told(
     data[data.index(bytes([1 + len("worker-1-0")]) * 5000) + 77] ^= 16
     with copy.open("r+b") as file:
         file.write(data)
-    stored = [one for node in nodes for one in node.persisted]
+    stored = [place for node in nodes for place in node.persisted]
     restore = choose_restore([*nodes[0].keeper.holdings(nodes[0].address), *stored])
     fresh = [nodes[0], make_node("worker-1-1")]
     begin(fresh, 2, restore)

@@ -181,7 +181,7 @@ class Ranks(RuleBasedStateMachine):
             if checkpoint.shards.is_complete and not checkpoint.manifest and is_written:
                 held_identities = {Identity(*place, holding.shard, holding.shards) for holding in checkpoint.shards}
                 if (
-                    any(one.manifest for newer, one in self.known.items() if newer > place)
+                    any(checkpoint.manifest for newer, checkpoint in self.known.items() if newer > place)
                     and not held_identities <= self.objects
                 ):
                     continue
@@ -199,7 +199,7 @@ class Ranks(RuleBasedStateMachine):
             identity[:2]: StoredObjects(committed=identity[:2] in self.manifests) for identity in self.objects
         }
         for place in surplus(checkpoints, RetentionPolicy(last, started_from=self.start), 2 * DEBRIS_S * old):
-            for identity in [None, *sorted(one for one in self.objects if one[:2] == place)][:deletes]:
+            for identity in [None, *sorted(identity for identity in self.objects if identity[:2] == place)][:deletes]:
                 if identity is None:
                     self.manifests.pop(place, None)
                 self.objects.discard(identity or Identity(0, 0))

@@ -82,9 +82,9 @@ def load(data: memoryview, live: dict[str, torch.Tensor], device: ThreadedDevice
 
 def garbled(saved: dict[str, torch.Tensor], device: ThreadedDevice) -> dict[str, torch.Tensor]:
     """A state whose first values are still queued on the device."""
-    live = {name: torch.empty_like(one) for name, one in saved.items()}
-    for one in live.values():
-        device.compute.queue(partial(_fill, one))
+    live = {name: torch.empty_like(tensor) for name, tensor in saved.items()}
+    for tensor in live.values():
+        device.compute.queue(partial(_fill, tensor))
     return live
 
 
@@ -101,7 +101,7 @@ def test_a_state_on_the_device_is_restored_bit_for_bit_after_what_was_queued_the
         live = garbled(saved, device)
         assert load(data, live, device) == 5
         assert not device.running
-        assert all(torch.equal(live[name], one) for name, one in saved.items())
+        assert all(torch.equal(live[name], tensor) for name, tensor in saved.items())
         assert device.pieces >= sum(size > 0 for size in sizes)
 
 
@@ -130,7 +130,7 @@ def test_the_property_finds_a_device_that_copies_before_what_was_queued_there(mo
         live = garbled(saved, device)
         load(data, live, device)
         assert device.compute.record().wait(30)
-        assert not all(torch.equal(live[name], one) for name, one in saved.items())
+        assert not all(torch.equal(live[name], tensor) for name, tensor in saved.items())
 
 
 def test_a_checkpointer_restores_by_its_device(

@@ -39,12 +39,12 @@ def test_fsdp1_saves_sharded_and_loads_at_another_world_size_without_an_agent(tm
     for before, after in pairwise(rounds):
         assert same(after["loaded"], before["trained"])
     checkpoints = list_checkpoints(DirectoryStore(store), "jobs/fsdp1_script-alone/")
-    assert [(one.round, one.iteration, one.shards) for one in checkpoints] == [
+    assert [(checkpoint.round, checkpoint.iteration, checkpoint.shards) for checkpoint in checkpoints] == [
         (1, 1, 2), (1, 2, 2), (2, 3, 3), (2, 4, 3), (3, 5, 1), (3, 6, 1),
     ]  # fmt: skip
-    for one in checkpoints:
-        assert one.commit is not None
-        assert list(find_problems(DirectoryStore(store), one.folder, one.commit)) == []
+    for checkpoint in checkpoints:
+        assert checkpoint.commit is not None
+        assert list(find_problems(DirectoryStore(store), checkpoint.folder, checkpoint.commit)) == []
 
 
 @pytest.fixture

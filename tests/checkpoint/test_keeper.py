@@ -98,9 +98,9 @@ def test_a_bit_flipped_in_own_memory_falls_to_the_peer_and_then_to_the_store(
     peer: Any, make_node: Any, make_state: Any, same: Any, caplog: Any
 ) -> None:
     node, saved_state = make_node(), make_state(2)
-    for one in (peer, node):
-        one.begin(1)
-        train(one, saved_state, 4)
+    for each in (peer, node):
+        each.begin(1)
+        train(each, saved_state, 4)
     key = train(node, saved_state, 4).flush(4)
     holdings_held = [*node.keeper.holdings("127.0.0.1:1"), *peer.keeper.holdings(peer.address), *node.persisted]
     restore = Restore(1, 4, tuple(holding for holding in holdings_held if holding.iteration == 4), "")

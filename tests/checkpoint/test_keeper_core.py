@@ -83,7 +83,7 @@ class Explorer:
     def asks(self, kind: type, rank: int) -> bool:
         """Does that worker wait for an answer? It asks one thing at a time."""
         waiting = self.world.waiting.values()
-        return any(isinstance(one, kind) and getattr(one, "local_rank", -1) == rank for one in waiting)
+        return any(isinstance(question, kind) and getattr(question, "local_rank", -1) == rank for question in waiting)
 
     def a_worker_announces(self) -> None:
         rank, pages = self.rank(), self.chance.choice([1, 1, 1, 1, 1, 1, 2, 0])

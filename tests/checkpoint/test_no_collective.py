@@ -37,5 +37,8 @@ def test_a_save_of_fsdp2_neither_gathers_nor_asks_anybody(node: Any, one_of_four
             checkpointer.save(iteration, state)
     assert collectives.get_total_counts() == 0
     holdings_held = node.keeper.holdings("")
-    assert {(one.iteration, one.shard, one.shards) for one in holdings_held} == {(1, 0, RANKS), (2, 0, RANKS)}
-    assert all(whole / RANKS <= one.size < whole / 2 for one in holdings_held)
+    assert {(holding.iteration, holding.shard, holding.shards) for holding in holdings_held} == {
+        (1, 0, RANKS),
+        (2, 0, RANKS),
+    }
+    assert all(whole / RANKS <= holding.size < whole / 2 for holding in holdings_held)

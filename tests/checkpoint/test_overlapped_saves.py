@@ -31,7 +31,7 @@ class Optimizer(torch.optim.Optimizer):
         self._steps += 1
         for group in self.param_groups:
             for parameter in group["params"]:
-                self._device.compute.queue(lambda one=parameter, value=self._steps: one.data.fill_(value))
+                self._device.compute.queue(lambda parameter=parameter, value=self._steps: parameter.data.fill_(value))
 
 
 class Training:
@@ -88,11 +88,11 @@ class Training:
 @contextmanager
 def training(seed: int) -> Iterator[Training]:
     device = ThreadedDevice(seed)
-    one = Training(device)
+    run = Training(device)
     try:
-        yield one
+        yield run
     finally:
-        one.saves.close()
+        run.saves.close()
         device.end()
 
 
@@ -101,40 +101,40 @@ def training(seed: int) -> Iterator[Training]:
 def test_a_committed_shard_is_of_one_moment_whatever_is_queued_and_whenever_it_is_killed(
     actions: list[str], seed: int
 ) -> None:
-    with training(seed) as one:
-        one.step()
+    with training(seed) as run:
+        run.step()
         for action in actions:
-            getattr(one, action)()
-        one.save()
-        one.saves.finish()
-        one.look()
-        assert one.torn == []
-        assert one.committed[-1][1] == one.iteration
+            getattr(run, action)()
+        run.save()
+        run.saves.finish()
+        run.look()
+        assert run.torn == []
+        assert run.committed[-1][1] == run.iteration
 
 
 @pytest.mark.parametrize("broken", ["begin", "hold"])
 def test_the_property_finds_a_device_that_copies_too_early_or_does_not_hold_the_optimizer(
     broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with training(0) as one:
+    with training(0) as run:
         if broken == "hold":
-            monkeypatch.setattr(one.saves, "hold", lambda: None)
+            monkeypatch.setattr(run.saves, "hold", lambda: None)
         else:
             monkeypatch.setattr("tests.checkpoint.threaded_device.Stream.wait_for", lambda self, event: None)
         for _ in range(50):
-            one.step()
-            one.save()
-        one.saves.finish()
-        assert one.torn
+            run.step()
+            run.save()
+        run.saves.finish()
+        assert run.torn
 
 
 def test_small_tensors_side_by_side_are_gathered_and_what_the_forward_pass_changes_is_copied_at_once() -> None:
     device = ThreadedDevice(0)
     try:
-        one = Training(device)
-        one.saves.close()
-        tree = flatten(one.state)
-        later = stepped_names(one.state, tree, device.device)
+        run = Training(device)
+        run.saves.close()
+        tree = flatten(run.state)
+        later = stepped_names(run.state, tree, device.device)
         assert later == {f"weights.{number}" for number in range(len(SIZES))}
         calls: list[tuple[int, list[int]]] = []
 
@@ -143,12 +143,12 @@ def test_small_tensors_side_by_side_are_gathered_and_what_the_forward_pass_chang
                 calls.append((len(pairs), [len(gather.sources) for gather in gathers]))
                 return super().begin(pairs, gathers)
 
-        one.state["seen"].fill_(9)
+        run.state["seen"].fill_(9)
         recorder = Recorder(1)
-        plan = CopyPlan(one.layout, tree.tensors, later)
-        plan.begin(one.slots[0], tree, json_bytes({}), recorder).wait()
+        plan = CopyPlan(run.layout, tree.tensors, later)
+        plan.begin(run.slots[0], tree, json_bytes({}), recorder).wait()
         recorder.end()
-        assert one.layout.tensors["seen"].view(one.slots[0]).tolist() == [9.0] * 4
+        assert run.layout.tensors["seen"].view(run.slots[0]).tolist() == [9.0] * 4
         ((pairs, gathered),) = calls
         assert pairs + sum(gathered) == len(SIZES)
         assert sum(gathered) >= 4

@@ -128,11 +128,11 @@ def rename_object(store: Sick, place: CheckpointId, chance: random.Random) -> No
 
 
 def swap(store: Sick, place: CheckpointId, chance: random.Random) -> None:
-    other = chance.choice([one for one in PLACES if one != place])
+    other = chance.choice([candidate for candidate in PLACES if candidate != place])
     if chance.random() < 0.5:
         paths = [folder(store, place), folder(store, other)]
     else:
-        paths = [folder(store, one) / MANIFEST for one in (place, other)]
+        paths = [folder(store, damaged) / MANIFEST for damaged in (place, other)]
     aside = Path(store.uri) / "aside"
     if all(path.exists() for path in paths):
         for source, target in ((paths[0], aside), (paths[1], paths[0]), (aside, paths[1])):

@@ -108,9 +108,9 @@ def test_wherever_a_rank_is_killed_the_next_loads_what_was_saved(
             assert begun == 0 or saved_values[begun] == digest
             saved_values.update((int(iteration), value) for _, iteration, value in saves)
     assert sorted(os.listdir(tmp_path / "faults")) == sorted(POINTS)
-    for one in list_checkpoints(store, "jobs/job/"):
-        if one.commit is not None:
-            assert list(find_problems(store, one.folder, one.commit)) == []
+    for checkpoint in list_checkpoints(store, "jobs/job/"):
+        if checkpoint.commit is not None:
+            assert list(find_problems(store, checkpoint.folder, checkpoint.commit)) == []
     for node in nodes:
         node.keeper.close()
         assert os.listdir(node.shm) == []

@@ -87,13 +87,17 @@ def test_a_deletion_that_is_broken_off_leaves_no_manifest_without_its_objects(tm
     with pytest.raises(KeyboardInterrupt):
         delete_checkpoints(store, keys_to_delete(store, "j", RetentionPolicy(1)))
     checkpoints = list_checkpoints(store, JOB)
-    assert [(one.iteration, one.commit is not None) for one in checkpoints] == [(2, False), (3, True), (4, True)]
-    for one in checkpoints[1:]:
-        assert one.commit is not None
-        assert list(find_problems(store, one.folder, one.commit)) == []
+    assert [(checkpoint.iteration, checkpoint.commit is not None) for checkpoint in checkpoints] == [
+        (2, False),
+        (3, True),
+        (4, True),
+    ]
+    for checkpoint in checkpoints[1:]:
+        assert checkpoint.commit is not None
+        assert list(find_problems(store, checkpoint.folder, checkpoint.commit)) == []
     store.left = 99
     delete_checkpoints(store, keys_to_delete(store, "j", RetentionPolicy(1)))
-    assert [one.iteration for one in list_checkpoints(store, JOB)] == [2, 4]
+    assert [checkpoint.iteration for checkpoint in list_checkpoints(store, JOB)] == [2, 4]
     later = next(entry for entry in store.list(JOB) if entry.key == shard_key("j", 1, 2, 0)).modified + DEBRIS_S + 1
     delete_checkpoints(store, keys_to_delete(store, "j", RetentionPolicy(1), now=later))
-    assert [one.iteration for one in list_checkpoints(store, JOB)] == [4]
+    assert [checkpoint.iteration for checkpoint in list_checkpoints(store, JOB)] == [4]

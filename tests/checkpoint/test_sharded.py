@@ -166,4 +166,7 @@ def test_without_an_agent_ranks_put_their_own_shards_and_others_load_what_they_n
     assert (saved_state.pop("done"), state.pop("done")) == (0, 3)
     assert same(state, saved_state)
     places = list_checkpoints(DirectoryStore(job._folder / "alone"), "jobs/job/")
-    assert [(one.round, one.iteration, one.shards, one.commit is not None) for one in places] == [(1, 3, 2, True)]
+    assert [
+        (checkpoint.round, checkpoint.iteration, checkpoint.shards, checkpoint.commit is not None)
+        for checkpoint in places
+    ] == [(1, 3, 2, True)]

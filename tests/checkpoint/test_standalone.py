@@ -90,18 +90,18 @@ def start_processes(folder: Path, calls: list[int]) -> list[StandaloneKeeper]:
 def check(folder: Path) -> dict[tuple[int, int], float]:
     """Every committed checkpoint is whole and of one run; what each holds."""
     store, value_at = DirectoryStore(folder), {}
-    for one in list_checkpoints(store, JOB):
-        if one.commit is not None:
-            assert list(find_problems(store, one.folder, one.commit)) == []
-            shards = open_shards(*sources_in(store, one.folder, one.commit))
+    for checkpoint in list_checkpoints(store, JOB):
+        if checkpoint.commit is not None:
+            assert list(find_problems(store, checkpoint.folder, checkpoint.commit)) == []
+            shards = open_shards(*sources_in(store, checkpoint.folder, checkpoint.commit))
             states = [read_value(shard, shard.saved["state"]) for shard in shards]
             tensors = [tensor for state in states for name, tensor in state.items() if name != "run"]
             values = {float(value) for tensor in tensors for value in tensor.unique()}
-            assert values == {100.0 * states[0]["run"] + one.iteration}
+            assert values == {100.0 * states[0]["run"] + checkpoint.iteration}
             if len(shards) > 1:
                 with pytest.raises(ApartError, match="rank1: not every rank has it"):
                     assemble_state(shards)
-            value_at[one.round, one.iteration] = values.pop()
+            value_at[checkpoint.round, checkpoint.iteration] = values.pop()
     return value_at
 
 
@@ -196,7 +196,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_every_rank_and_named(tmp_
         alone = StandaloneKeeper(store, "j")
         alone.save(iteration, part(iteration, 0, 0), persist=True)
         alone.flush(iteration)
-    folders = [one.folder for one in list_checkpoints(store, JOB)]
+    folders = [checkpoint.folder for checkpoint in list_checkpoints(store, JOB)]
     os.truncate(tmp_path / folders[2] / "rank-00000.safetensors", 5000)
     shard = tmp_path / folders[1] / "rank-00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1] + b"\x7f")
@@ -233,7 +233,7 @@ def _save_run(store: Store, iterations: Iterable[int], keep_last: int = 3) -> St
 
 
 def _there(store: Store) -> list[tuple[int, int]]:
-    return [(one.round, one.iteration) for one in list_checkpoints(store, JOB)]
+    return [(checkpoint.round, checkpoint.iteration) for checkpoint in list_checkpoints(store, JOB)]
 
 
 def test_the_newest_checkpoints_of_all_runs_stay_and_what_this_one_began_from(tmp_path: Path) -> None:
@@ -344,8 +344,8 @@ def test_a_single_process_writes_to_the_store_as_often_as_it_is_asked(tmp_path: 
 def test_slots_without_a_save_for_a_week_are_removed_unless_a_process_uses_them(tmp_path: Path) -> None:
     folders = [tmp_path / f"everstep-{name}-alone" for name in ("used", "killed", "fresh")]
     slots = [OwnSlots(folder) for folder in folders]
-    for one in slots[1:]:
-        one.close()
+    for slot in slots[1:]:
+        slot.close()
     for folder in folders[:2]:
         os.utime(folder, (0.0, 0.0))
     (tmp_path / "everstep-of-an-agent").touch()

@@ -36,12 +36,12 @@ def state() -> dict[str, Any]:
     }
 
 
-def same(one: FlatState, other: FlatState) -> bool:
-    values = (list(one.tensors), one.name_by_path, json_bytes(one.json))
-    return values == (list(other.tensors), other.name_by_path, json_bytes(other.json)) and all(
-        one.tensors[name].data_ptr() == other.tensors[name].data_ptr()
-        and torch.equal(one.tensors[name], other.tensors[name])
-        for name in one.tensors
+def same(first: FlatState, second: FlatState) -> bool:
+    values = (list(first.tensors), first.name_by_path, json_bytes(first.json))
+    return values == (list(second.tensors), second.name_by_path, json_bytes(second.json)) and all(
+        first.tensors[name].data_ptr() == second.tensors[name].data_ptr()
+        and torch.equal(first.tensors[name], second.tensors[name])
+        for name in first.tensors
     )
 
 
@@ -159,9 +159,9 @@ def test_sharded_tensors_are_found_again_and_are_whole_in_the_live_state(
     assert same(flat, flatten(state_value))
     assert flat.parts() == flatten(state_value).parts()
     assert len(flat.parts()) == 2 * traversal.MIN_GROUP - (change == "whole")
-    for path, one in (("model.w1", state_value["model"]["w1"]), ("model.w2", state_value["model"]["w2"])):
-        assert isinstance(flat.live_tensor(path), DTensor) is isinstance(one, DTensor)
-        assert flat.live_tensor(path).data_ptr() == one.data_ptr()
+    for path, tensor in (("model.w1", state_value["model"]["w1"]), ("model.w2", state_value["model"]["w2"])):
+        assert isinstance(flat.live_tensor(path), DTensor) is isinstance(tensor, DTensor)
+        assert flat.live_tensor(path).data_ptr() == tensor.data_ptr()
     assert flat.is_sharded() is False, "one rank holds it all"
 
 

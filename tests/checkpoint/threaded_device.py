@@ -59,7 +59,7 @@ class ThreadedDevice:
 
     def __init__(self, seed: int, trains_here: bool = False) -> None:
         self._trains_here = trains_here
-        self.compute, self._copies = (Stream(random.Random(seed + one)) for one in range(2))
+        self.compute, self._copies = (Stream(random.Random(seed + number)) for number in range(2))
         self.registered: list[int] = []
 
     def register(self, memory: memoryview) -> None:

@@ -38,8 +38,8 @@ def install(kubectl: Kubectl) -> None:
     """The controller, its kinds with every field, and its executor on every node. Raises NoGoError, ClusterError."""
     built_programs = programs()
     kubectl.apply(*(path.read_text() for path in sorted(built_programs.glob("argoproj.io_*.yaml"))))
-    for one in range(1, NODES + 1):
-        node.import_images(one, [images.executor(built_programs / "argoexec")])
+    for number in range(1, NODES + 1):
+        node.import_images(number, [images.executor(built_programs / "argoexec")])
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     kubectl.apply(_settings(), namespace=NAMESPACE)
     controller = [
@@ -73,7 +73,7 @@ def workflow(kubectl: Kubectl, name: str) -> dict[str, Any]:
 
 def phases(workflow: dict[str, Any]) -> dict[str, str]:
     """Of a workflow's nodes, by their display names."""
-    return {one["displayName"]: one["phase"] for one in workflow["status"].get("nodes", {}).values()}
+    return {node["displayName"]: node["phase"] for node in workflow["status"].get("nodes", {}).values()}
 
 
 def retry(training: "ByArgo") -> None:
@@ -102,7 +102,7 @@ class ByArgo(Training):
 
     def records_of(self, kind: str) -> list[dict[str, Any]]:
         """Those of the job's journal of one kind."""
-        return [one for one in self.records() if one["kind"] == kind]
+        return [record for record in self.records() if record["kind"] == kind]
 
     @property
     def pod(self) -> str:

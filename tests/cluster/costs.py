@@ -69,7 +69,7 @@ def read_costs(files: Iterable[Path]) -> dict[str, list[Cost]]:
     costs: dict[str, list[Cost]] = {}
     for file in files:
         for case in ElementTree.parse(file).iter("testcase"):
-            properties = {one.get("name"): one.get("value", "") for one in case.iter("property")}
+            properties = {element.get("name"): element.get("value", "") for element in case.iter("property")}
             if "fault" in properties:
                 cost = Cost(float(properties["seconds"]), int(properties["lost"]), float(properties["load"]))
                 costs.setdefault(properties["fault"], []).append(cost)
@@ -82,9 +82,9 @@ def page(costs: Mapping[str, Sequence[Cost]], cores: int) -> str:
 
 
 def _line(fault: str, each: Sequence[Cost]) -> str:
-    loads = sorted({f"{one.load:.0f}" for one in each}, key=int)
+    loads = sorted({f"{cost.load:.0f}" for cost in each}, key=int)
     load = loads[0] if len(loads) == 1 else f"{loads[0]} to {loads[-1]}"
-    seconds, lost_iterations = _of([one.seconds for one in each], ".1f"), _of([one.lost for one in each], ".0f")
+    seconds, lost_iterations = _of([cost.seconds for cost in each], ".1f"), _of([cost.lost for cost in each], ".0f")
     return f"| {fault} | {seconds} | {lost_iterations} | {len(each)} | {load} |\n"
 
 

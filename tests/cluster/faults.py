@@ -57,7 +57,7 @@ def suffer(training: Training, name: str) -> Cost:
     _wait_until_settled(training)
     goes_on(training)
     since = training.records()[count_before:]
-    assert fired(since), f"{name}: then it went another way: {[one['kind'] for one in since]}"
+    assert fired(since), f"{name}: then it went another way: {[record['kind'] for record in since]}"
     return cost(training.reports(), moment)
 
 
@@ -136,7 +136,9 @@ def marked_processes(*mark_texts: str) -> list[psutil.Process]:
 def step_of(training: Training) -> psutil.Process:
     """The step's own process."""
     (process,) = (
-        one for one in marked_processes(f"{POD_VARIABLE}={training.pod}") if "everstep.steps.train" in one.cmdline()
+        process
+        for process in marked_processes(f"{POD_VARIABLE}={training.pod}")
+        if "everstep.steps.train" in process.cmdline()
     )
     return process
 
@@ -147,8 +149,8 @@ def worker_of(training: Training, name: str) -> psutil.Process:
     def find_process() -> psutil.Process | None:
         with suppress(psutil.Error):
             there = marked_processes(f"EVERSTEP_JOB={training.job}", f"EVERSTEP_NODE={name}")
-            servers = {one.pid for one in there if "everstep.runtime.agent.forkserver" in one.cmdline()}
-            return next((one for one in there if one.ppid() in servers), None)
+            servers = {process.pid for process in there if "everstep.runtime.agent.forkserver" in process.cmdline()}
+            return next((process for process in there if process.ppid() in servers), None)
         return None
 
     return wait_until(find_process, f"the worker of {name}", PATIENCE_S, pause_s=0.5)

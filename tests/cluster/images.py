@@ -67,7 +67,7 @@ def _places() -> dict[str, str]:
     """By name of the volume: folders of this machine that make Python, Java and Everstep run in a pod."""
     base = Path(os.path.realpath(sys.executable)).parents[1]
     paths = dict.fromkeys(["/usr", "/etc", str(base), sys.prefix, str(ROOT)])
-    outer = [path for path in paths if not any(path.startswith(f"{other}/") for other in paths)]
+    outer = [path for path in paths if not any(path.startswith(f"{parent}/") for parent in paths)]
     return {f"host-{number}": path for number, path in enumerate(outer)}
 
 

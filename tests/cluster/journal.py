@@ -10,12 +10,14 @@ Records = list[dict[str, Any]]
 
 def has_fault(*reasons: Reason) -> Callable[[Records], object]:
     """A fault of one of these reasons was judged."""
-    return lambda records: [one for one in records if one["kind"] == "FaultJudged" and one["reason"] in reasons]
+    return lambda records: [
+        record for record in records if record["kind"] == "FaultJudged" and record["reason"] in reasons
+    ]
 
 
 def lost_nodes(records: Records) -> set[str]:
     """Nodes that were lost, or announced that they have to go."""
-    return {one["node"] for one in records if one["kind"] in ("NodeLost", "NodeLeaving")}
+    return {record["node"] for record in records if record["kind"] in ("NodeLost", "NodeLeaving")}
 
 
 def both_lost(records: Records) -> object:
@@ -25,14 +27,14 @@ def both_lost(records: Records) -> object:
 
 def has_new_master(records: Records) -> object:
     """Another master has the job."""
-    return "MasterClaimed" in [one["kind"] for one in records]
+    return "MasterClaimed" in [record["kind"] for record in records]
 
 
 def taken_over(records: Records) -> object:
     """Another master has the job, and none of its nodes ended for it."""
-    return has_new_master(records) and "NodeRequested" not in [one["kind"] for one in records]
+    return has_new_master(records) and "NodeRequested" not in [record["kind"] for record in records]
 
 
 def untouched_nodes(records: Records) -> object:
     """Nobody's round ended for it."""
-    return not [one for one in records if one["kind"] in ("RoundBroken", "NodeLost")]
+    return not [record for record in records if record["kind"] in ("RoundBroken", "NodeLost")]

@@ -21,7 +21,7 @@ class Kubectl:
 
     def apply(self, *objects: str | Mapping[str, Any], namespace: str = NAMESPACE) -> None:
         """Make the objects so (YAML, or as they are)."""
-        documents = "\n---\n".join(one if isinstance(one, str) else json.dumps(one) for one in objects)
+        documents = "\n---\n".join(object_ if isinstance(object_, str) else json.dumps(object_) for object_ in objects)
         self("apply", "--server-side", "--force-conflicts", "-f", "-", namespace=namespace, text=documents)
 
     def create(self, *objects: Mapping[str, Any], namespace: str = NAMESPACE) -> list[dict[str, Any]]:
@@ -30,8 +30,8 @@ class Kubectl:
         text = self("create", "--validate=false", "-o", "json", "-f", "-", namespace=namespace, text=documents)
         decoder, items = json.JSONDecoder(), []
         while text := text.lstrip():
-            one, end = decoder.raw_decode(text)
-            items += one.get("items", [one])
+            document, end = decoder.raw_decode(text)
+            items += document.get("items", [document])
             text = text[end:]
         return items
 

@@ -93,9 +93,11 @@ def _webhooks(certificate: bytes) -> list[dict[str, Any]]:
 
 def _are_established(kubectl: Kubectl, kinds: int) -> bool:
     """Whether the API server serves so many kinds of its group. (`kubectl wait` fails where there is no status yet.)"""
-    crds = [one for one in kubectl.list("crd") if one["spec"]["group"] == GROUP]
-    conditions = [one for kind in crds for one in kind.get("status", {}).get("conditions") or ()]
-    return sum(one["type"] == "Established" and one["status"] == "True" for one in conditions) == kinds
+    crds = [crd for crd in kubectl.list("crd") if crd["spec"]["group"] == GROUP]
+    conditions = [condition for kind in crds for condition in kind.get("status", {}).get("conditions") or ()]
+    return (
+        sum(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions) == kinds
+    )
 
 
 def _takes_queues(kubectl: Kubectl) -> bool:
@@ -124,8 +126,8 @@ def quota(kubectl: Kubectl, slots: int) -> None:
 def slots_in_use(kubectl: Kubectl) -> int:
     """What the queue's admitted workloads have of its quota; finished ones stay there as long as their pods."""
     queue = kubectl.get(f"clusterqueues.{GROUP}", QUEUE) or {}
-    usage = [one for flavor in queue["status"]["flavorsUsage"] for one in flavor["resources"]]
-    return sum(int(one["total"]) for one in usage if one["name"] == SLOT)
+    usage = [resource for flavor in queue["status"]["flavorsUsage"] for resource in flavor["resources"]]
+    return sum(int(resource["total"]) for resource in usage if resource["name"] == SLOT)
 
 
 def _object(kind: str, metadata: dict[str, str], spec: dict[str, Any]) -> dict[str, Any]:

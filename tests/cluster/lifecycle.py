@@ -73,8 +73,8 @@ def up() -> Cluster:
     network.make_hosts(NODES)
     plane.start_plane(built_programs / "kube")
     plane.store_started(store)
-    for one in range(1, NODES + 1):
-        node.start_node(one, built_programs / "kube")
+    for number in range(1, NODES + 1):
+        node.start_node(number, built_programs / "kube")
     namespace.made_ready(kubectl, built_programs)
     wait(plane.store_answers, "MinIO")
     wait(lambda: _ready(kubectl) == NODES, "every node Ready")
@@ -82,22 +82,22 @@ def up() -> Cluster:
 
 
 def _ready(kubectl: Kubectl) -> int:
-    conditions = [one for node in kubectl.list("nodes") for one in node["status"].get("conditions", ())]
-    return sum(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    conditions = [condition for node in kubectl.list("nodes") for condition in node["status"].get("conditions", ())]
+    return sum(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def down() -> None:
     """Stop all of it, and leave nothing behind. Idempotent."""
-    for one in range(1, NODES + 1):
-        node.lose_node(one)
+    for number in range(1, NODES + 1):
+        node.lose_node(number)
     for name in names():  # Nothing is kept, so nobody needs time to end well.
         stop(name, signal.SIGKILL)
     for place in _mount_points():
         output_of("umount", "--lazy", place)
     if mounts_left := _mount_points():
         raise ClusterError(f"{mounts_left[0]} is still mounted: nothing was removed")
-    for one in range(1, NODES + 1):
-        node.groups_removed(one)
+    for number in range(1, NODES + 1):
+        node.groups_removed(number)
     network.remove_rules()
     shutil.rmtree(HOME, ignore_errors=True)
 

@@ -143,7 +143,7 @@ def lose_node(node: int) -> None:
     for name in (f"kubelet-{node}", f"proxy-{node}", f"containerd-{node}"):
         stop(name, signal.SIGKILL)
     home = f"{folder(node)}/"
-    shims = [one for one in psutil.process_iter(["cmdline"]) if home in " ".join(one.info["cmdline"] or ())]
+    shims = [process for process in psutil.process_iter(["cmdline"]) if home in " ".join(process.info["cmdline"] or ())]
     for process in shims:  # And each runc that one of them started.
         with suppress(psutil.NoSuchProcess):
             process.kill()

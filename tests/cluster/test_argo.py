@@ -55,8 +55,8 @@ def everstep(cluster: Cluster, *words: str) -> subprocess.CompletedProcess[str]:
 def lines() -> bytes:
     """A small corpus: a document for each paragraph that Everstep's own documents have."""
     pages = (ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
-    paragraphs = [one for page in sorted(pages) for one in page.read_text().split("\n\n")]
-    return "\n".join(json.dumps({"text": one}) for one in paragraphs).encode()
+    paragraphs = [paragraph for page in sorted(pages) for paragraph in page.read_text().split("\n\n")]
+    return "\n".join(json.dumps({"text": paragraph}) for paragraph in paragraphs).encode()
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,9 @@ def test_the_pipeline_is_submitted_followed_and_trains_in_pods(cluster: Cluster,
     assert any("checkpoints/" in key for key in keys)
     start_keys = [key for key in keys if "/starts/" in key]
     assert len(start_keys) == layout.NODES, "each checked pod became a node of the training"
-    assert not [one["name"] for one in workflow["spec"]["arguments"]["parameters"] if one["value"] == ""]
+    assert not [
+        parameter["name"] for parameter in workflow["spec"]["arguments"]["parameters"] if parameter["value"] == ""
+    ]
 
 
 def test_steps_are_called_by_template_ref_from_anybodys_workflow(cluster: Cluster, text: str) -> None:
@@ -174,7 +176,7 @@ def test_a_run_that_was_stopped_and_is_retried_does_no_iteration_again(training:
     assert training.not_stored() == 0
     argo.retry(training)
     faults.goes_on(training)
-    (first, *_) = (one["round"] for one in training.records()[count_before:] if one["kind"] == "RoundFormed")
+    (first, *_) = (record["round"] for record in training.records()[count_before:] if record["kind"] == "RoundFormed")
     assert first["restore"]["iteration"] >= trained
     assert cost(training.reports(), end_record["time"]).lost == 0
     assert training.in_order()
@@ -222,9 +224,9 @@ def test_the_drill_holds_on_a_cluster_and_says_which_faults_it_cannot_inject(
     assert completed.returncode == 0, completed.stderr + json.dumps(workflow["status"], indent=1)
     phases = argo.phases(workflow)
     assert phases["verdict"] == "Succeeded"
-    assert {phases[f"chaos-{one}"] for one in names} == {"Succeeded"}
+    assert {phases[f"chaos-{experiment}"] for experiment in names} == {"Succeeded"}
     verdict_lines = [line for line in completed.stderr.splitlines() if "verdict" in line]
     record_property("verdict", "; ".join(verdict_lines))
-    holds_count = sum(one in DRILLED for one in names)
+    holds_count = sum(experiment in DRILLED for experiment in names)
     assert f"{holds_count} of {len(names)} experiments hold" in completed.stderr
     assert ("not possible here" in completed.stderr) == (holds_count < len(names))

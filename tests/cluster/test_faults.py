@@ -39,15 +39,17 @@ def test_training_goes_on_and_applies_each_sample_once(
 
 def test_who_ran_out_of_memory_had_got_twice_as_much(suffering: Training) -> None:
     records = suffering.records()
-    (killed, *_) = (one["node"] for one in records if one["kind"] == "FaultJudged" and one["reason"] == "out of memory")
-    (instead,) = (one for one in records if one["kind"] == "NodeRequested" and one["replaces"] == killed)
+    (killed, *_) = (
+        record["node"] for record in records if record["kind"] == "FaultJudged" and record["reason"] == "out of memory"
+    )
+    (instead,) = (record for record in records if record["kind"] == "NodeRequested" and record["replaces"] == killed)
     assert instead["memory_bytes"] == MEMORY_MIB << 21
 
 
 def test_it_ends_at_its_last_iteration_and_leaves_no_pod(suffering: Training) -> None:
     suffering.stop()
     assert suffering.finish() == "Succeeded", suffering.last_words()
-    (end_record,) = (one for one in suffering.records() if one["kind"] == "JobEnded")
+    (end_record,) = (record for record in suffering.records() if record["kind"] == "JobEnded")
     assert end_record["iteration"] - suffering.iteration() in (
         0,
         1,

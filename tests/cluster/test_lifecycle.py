@@ -16,7 +16,7 @@ def left_behind() -> list[str]:
     leftovers += [f"namespace {path.name}" for path in Path("/run/netns").glob(f"{PREFIX}*")]
     leftovers += [f"link {path.name}" for path in Path("/sys/class/net").glob(f"{PREFIX}*")]
     leftovers += [f"control group {path}" for path in Path("/sys/fs/cgroup").glob(f"*/{PREFIX}*")]
-    lines = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     leftovers += [f"process {line}" for line in lines if str(HOME) in line]
     routes = run(["ip", "route"], capture_output=True, text=True, check=True).stdout.splitlines()
     leftovers += [f"route {line}" for line in routes if line.startswith("unreachable 10.9")]

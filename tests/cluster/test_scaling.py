@@ -68,7 +68,7 @@ def test_editing_the_config_map_takes_a_node_away_and_the_command_brings_it_back
     resize(job, 3)
     goes_on_with(job, 3)
     wait_until(lambda: len(phases(job)) == 3, "the fourth pod's end", PATIENCE_S, pause_s=0.5)
-    (changed,) = (one for one in job.records()[count_before:] if one["kind"] == "DesiredChanged")
+    (changed,) = (record for record in job.records()[count_before:] if record["kind"] == "DesiredChanged")
     assert (changed["role"], changed["nodes"]) == ("worker", 3)
     command = ["scale", job.name, "--nodes", "4", "--namespace", NAMESPACE]
     monkeypatch.setenv("KUBECONFIG", str(ADMIN))

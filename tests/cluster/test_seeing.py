@@ -46,9 +46,9 @@ def test_one_command_shows_the_stacks_of_all_pods(job: Training, tmp_path: Path)
     assert "paced.py" in completed.stdout
     assert f"@0-{NODES - 1}|" in completed.stdout, "the main threads of all ranks are one tree"
     stacks_by_rank = json.loads((tmp_path / "stacks.json").read_text())
-    assert [one["stacks"]["rank"] for one in stacks_by_rank] == list(range(NODES))
-    assert len({one["stacks"]["node"] for one in stacks_by_rank}) == NODES
-    assert all(one["stacks"]["threads"] for one in stacks_by_rank)
+    assert [look["stacks"]["rank"] for look in stacks_by_rank] == list(range(NODES))
+    assert len({look["stacks"]["node"] for look in stacks_by_rank}) == NODES
+    assert all(look["stacks"]["threads"] for look in stacks_by_rank)
     assert json.loads((tmp_path / "speedscope.json").read_text())["profiles"]
     assert "<svg" in (tmp_path / "py_stack.svg").read_text()
 

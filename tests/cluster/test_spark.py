@@ -72,7 +72,7 @@ def test_executors_are_pods_one_is_lost_and_the_bytes_are_those_of_local_mode(cl
         executors = cluster.kubectl.list("pods", EXECUTORS)
         assert executors, cluster.kubectl("logs", name)
         for pod in executors:
-            assert [one["name"] for one in pod["metadata"]["ownerReferences"]] == [name]
+            assert [owner["name"] for owner in pod["metadata"]["ownerReferences"]] == [name]
             (container,) = pod["spec"]["containers"]
             assert container["image"] == images.HOST
             assert pod["spec"]["securityContext"]["runAsUser"] == NOBODY

@@ -58,7 +58,7 @@ def pods(job: Training) -> set[str]:
 
 def results(job: Training) -> list[str]:
     """How the job ended, as its journal says."""
-    return [one["result"] for one in job.records() if one["kind"] == "JobEnded"]
+    return [record["result"] for record in job.records() if record["kind"] == "JobEnded"]
 
 
 def shut_down(job: Training, how: str | None) -> None:
@@ -84,12 +84,12 @@ def test_a_run_that_is_tried_again_after_it_was_stopped_does_no_iteration_again(
     faults.step_of(job).terminate()
     assert job.finish() == "Failed"
     count_before = len(job.records())
-    (end_record,) = (one for one in job.records() if one["kind"] == "JobEnded")
+    (end_record,) = (record for record in job.records() if record["kind"] == "JobEnded")
     trained = max(job.iteration(), end_record["iteration"])
     shut_down(job, None)
     job.start(MASTERS_HOST)
     faults.goes_on(job)
-    (first, *_) = (one["round"] for one in job.records()[count_before:] if one["kind"] == "RoundFormed")
+    (first, *_) = (record["round"] for record in job.records()[count_before:] if record["kind"] == "RoundFormed")
     assert first["restore"]["iteration"] >= trained
     assert cost(job.reports(), end_record["time"]).lost == 0
     assert job.in_order()

@@ -7,5 +7,5 @@ from tests.harness import ROOT
 def test_the_steps_are_taken_as_workflow_templates(cluster: Cluster) -> None:
     text = (ROOT / "templates/chart/files/steps.yaml").read_text()
     cluster.kubectl.apply(text)
-    names = {one["metadata"]["name"] for one in cluster.kubectl.list("workflowtemplates")}
+    names = {template["metadata"]["name"] for template in cluster.kubectl.list("workflowtemplates")}
     assert {"everstep-train", "everstep-preprocess", "everstep-report"} <= names

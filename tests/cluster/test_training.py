@@ -16,11 +16,11 @@ def test_pods_on_two_machines_train_to_the_end_with_a_falling_loss(training: Tra
     training.submit(job_spec=SPEC, nodes="2", min_nodes="1")
     training.wait_iteration(1)
     assert training.finish() == "Succeeded", training.last_words()
-    formed = [one["round"] for one in training.records() if one["kind"] == "RoundFormed"]
+    formed = [record["round"] for record in training.records() if record["kind"] == "RoundFormed"]
     assert len({member["host"] for member in formed[0]["members"]["worker"]}) == NODES
     losses = [line["loss"] for line in training.reports()]
     assert training.iteration() == len(losses) == 60
     assert sum(losses[-5:]) < sum(losses[:5])
-    requested = [one["node"] for one in training.records() if one["kind"] == "NodeRequested"]
+    requested = [record["node"] for record in training.records() if record["kind"] == "NodeRequested"]
     assert sorted(requested) == ["worker-0-0", "worker-1-0"]
     assert training.nodes() == {}

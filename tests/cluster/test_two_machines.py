@@ -21,7 +21,7 @@ FOUR = json.dumps({
     "patience": {"coolDown": 1},
 })  # fmt: skip
 OTHER = node_name(2)
-BOTH = ",".join(node_name(one + 1) for one in range(NODES))
+BOTH = ",".join(node_name(number + 1) for number in range(NODES))
 
 
 @pytest.fixture
@@ -42,8 +42,10 @@ def machines(job: Training) -> Counter[str]:
 
 def errors(job: Training) -> list[tuple[str, str]]:
     """(Node, decision) of the script's errors."""
-    records = [one for one in job.records() if one["kind"] == "FaultJudged" and one["reason"] == Reason.USER_ERROR]
-    return [(one["node"], one["decision"]) for one in records]
+    records = [
+        record for record in job.records() if record["kind"] == "FaultJudged" and record["reason"] == Reason.USER_ERROR
+    ]
+    return [(record["node"], record["decision"]) for record in records]
 
 
 def test_an_error_that_its_machine_repeats_moves_a_node_to_the_other_one(job: Training) -> None:
@@ -52,7 +54,11 @@ def test_an_error_that_its_machine_repeats_moves_a_node_to_the_other_one(job: Tr
     faults.goes_on(job)
     failing = errors(job)[0][0]
     assert errors(job) == [(failing, Decision.RESTART), (failing, Decision.RELAUNCH_ELSEWHERE)]
-    (instead,) = (one["node"] for one in job.records() if one["kind"] == "NodeRequested" and one["replaces"] == failing)
+    (instead,) = (
+        record["node"]
+        for record in job.records()
+        if record["kind"] == "NodeRequested" and record["replaces"] == failing
+    )
     wait_until(lambda: faults.steady(job), "a round of both nodes", PATIENCE_S, pause_s=0.5)
     assert job.nodes()[instead]["spec"]["nodeName"] == MASTERS_HOST
     assert job.in_order()
@@ -63,7 +69,7 @@ def test_an_error_that_its_machine_repeats_moves_a_node_to_the_other_one(job: Tr
 def test_an_error_that_both_machines_repeat_is_the_scripts_own_and_ends_the_job(job: Training) -> None:
     job.submit_paced(MASTERS_HOST, faults.spec(), more=f"--fails-on {BOTH}")
     assert job.finish() == "Failed"
-    (end_record,) = (one for one in job.records() if one["kind"] == "JobEnded")
+    (end_record,) = (record for record in job.records() if record["kind"] == "JobEnded")
     assert (end_record["result"], end_record["exit_code"]) == ("failed", 1)
     assert "so it is the script's own" in end_record["reason"]
     assert "ArithmeticError" in job.words()
@@ -75,7 +81,7 @@ def test_nodes_are_on_machines_apart_and_a_power_cut_leaves_a_copy_of_each_part_
     job.wait_iteration(20)
     assert machines(job) == {MASTERS_HOST: 2, OTHER: 2}
     count_before = len(job.records())
-    assert not [one for one in job.records() if one["kind"] == "Committed"], "no copy but those in memory"
+    assert not [record for record in job.records() if record["kind"] == "Committed"], "no copy but those in memory"
     moment = faults.node_lost(job)
     faults.goes_on(job)
     since = job.records()[count_before:]

@@ -131,7 +131,9 @@ class Training:
         """One more try of the step, on that host."""
         self.tries += 1
         (template,) = self.manifest["spec"]["templates"]
-        inputs = {one["name"]: one["default"] for one in template["inputs"]["parameters"]} | self.flags
+        inputs = {
+            parameter["name"]: parameter["default"] for parameter in template["inputs"]["parameters"]
+        } | self.flags
         placeholders = {f"inputs.parameters.{name}": value for name, value in inputs.items()}
         placeholders |= {"workflow.parameters.store": self.uri, "workflow.name": self.name, "workflow.uid": self.uid}
         container = {**template["container"], "name": "main", "env": list(template["container"]["env"])}
@@ -180,8 +182,8 @@ class Training:
     def not_stored(self) -> int:
         """How many of the iterations that are known to be done the newest committed checkpoint lacks."""
         records = self.records()
-        iterations_done = [one["iteration"] for one in records if one["kind"] in ("RoundBroken", "JobEnded")]
-        stored = [one["iteration"] for one in records if one["kind"] == "Committed"]
+        iterations_done = [record["iteration"] for record in records if record["kind"] in ("RoundBroken", "JobEnded")]
+        stored = [record["iteration"] for record in records if record["kind"] == "Committed"]
         return max(0, max([self.iteration(), *iterations_done]) - max(stored, default=0))
 
     def wait_iteration(self, iteration: int, seconds: float = PATIENCE_S) -> None:
@@ -191,7 +193,7 @@ class Training:
 
     def world(self) -> int:
         """Nodes of the newest round; 0: it is over, or there was none."""
-        rounds = [one for one in self.records() if one["kind"] in ("RoundFormed", "RoundBroken")]
+        rounds = [record for record in self.records() if record["kind"] in ("RoundFormed", "RoundBroken")]
         if not rounds or rounds[-1]["kind"] != "RoundFormed":
             return 0
         return sum(map(len, rounds[-1]["round"]["members"].values()))
@@ -213,10 +215,10 @@ class Training:
         for key in {entry.key for entry in store.list(folder)} - self._told.keys():
             self._told[key] = [json.loads(line) for line in store.get(key).splitlines()]
         lines = [
-            one
+            line
             for report_lines in self._told.values()
-            for one in report_lines
-            if "loss" in one and one.get("rank", 0) == 0
+            for line in report_lines
+            if "loss" in line and line.get("rank", 0) == 0
         ]
         return sorted(lines, key=lambda line: line["time"])
 

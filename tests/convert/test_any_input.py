@@ -86,8 +86,8 @@ def assert_converted_or_refused(text: str) -> None:
 @given(st.sampled_from(JOBS), changes)
 def test_a_job_with_fields_changed_at_random(job: dict[str, Any], changes: list[tuple[int, str, str, Any]]) -> None:
     changed = json.loads(json.dumps(job))
-    for one in changes:
-        change(changed, *one)
+    for arguments in changes:
+        change(changed, *arguments)
     assert_converted_or_refused(yaml.safe_dump(changed, allow_unicode=True))
 
 

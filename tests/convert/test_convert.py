@@ -46,14 +46,17 @@ def test_the_python_pipeline_has_the_same_task(path: Path) -> None:
     names: dict[str, Any] = {"__name__": "pipeline"}
     exec(compile(pipeline_of(conversion), "pipeline.py", "exec"), names)
     manifest = names["build"](names["Config"]()).to_dict()
-    main_template = next(one for one in manifest["spec"]["templates"] if one["name"] == "main")
+    main_template = next(template for template in manifest["spec"]["templates"] if template["name"] == "main")
     arguments_written = {
-        one["name"]: one["value"] for one in main_template["dag"]["tasks"][0]["arguments"]["parameters"]
+        parameter["name"]: parameter["value"]
+        for parameter in main_template["dag"]["tasks"][0]["arguments"]["parameters"]
     }
     del arguments_written["seed"]
     (task,) = workflow_of(conversion)["spec"]["templates"][0]["dag"]["tasks"]
     arguments_expected = {
-        one["name"]: one["value"] for one in task["arguments"]["parameters"] if one["name"] != "store"
+        parameter["name"]: parameter["value"]
+        for parameter in task["arguments"]["parameters"]
+        if parameter["name"] != "store"
     }
     assert {name: value.lower() for name, value in arguments_written.items()} == {
         k: v.lower() for k, v in arguments_expected.items()
@@ -66,7 +69,7 @@ def test_nothing_in_a_strangers_file_becomes_code_of_the_pipeline() -> None:
     image = re.sub(r"image: .*", lambda _: f"image: {planted}", text)
     assert image != text
     tree = ast.parse(pipeline_of(convert(image, "f")))
-    imported = [one.name for node in tree.body if isinstance(node, ast.Import) for one in node.names]
+    imported = [alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names]
     assert imported == ["json", "everstep"]
     with pytest.raises(ConvertError, match=r"metadata\.name: .* is not a name for Kubernetes"):
         convert(text.replace("name: fine-tuning", f"name: {planted}", 1), "f")

@@ -21,8 +21,8 @@ def test_every_rank_has_as_many_parts_none_of_them_empty_or_too_large(
     size: int, world: int, micro_batch: int | None
 ) -> None:
     parts = [parts_of(7, size, rank, world, micro_batch) for rank in range(world)]
-    assert len({len(one) for one in parts}) == 1
-    assert all(1 <= part.end - part.start <= (micro_batch or size) for one in parts for part in one)
+    assert len({len(rank_parts) for rank_parts in parts}) == 1
+    assert all(1 <= part.end - part.start <= (micro_batch or size) for rank_parts in parts for part in rank_parts)
 
 
 @given(st.integers(1, 60), worlds, micro_batches)

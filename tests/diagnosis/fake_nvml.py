@@ -42,7 +42,7 @@ class FakeNvml:
         return self.devices[index]
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Device:
-        return next(one for one in self.devices if one.uuid == uuid)
+        return next(device for device in self.devices if device.uuid == uuid)
 
     def nvmlDeviceGetMemoryInfo(self, device: Device) -> SimpleNamespace:
         return SimpleNamespace(used=device.used, total=device.total)

@@ -62,7 +62,7 @@ def test_nobody_is_checked_twice_and_nobody_is_left_unchecked_whoever_comes_goes
             assert set(partners) <= fit & here.keys()
             if fresh:
                 health = Health(what) if what in list(Health) else Health.HEALTHY
-                gate.record_verdicts([verdict(one, health) for one in [*fresh, *partners]])
+                gate.record_verdicts([verdict(name, health) for name in [*fresh, *partners]])
                 unfit = {*fresh, *partners} if health in (Health.FAULTY, Health.UNDECIDED) else set()
                 fit = (fit | set(fresh)) - unfit
                 checked += fresh
@@ -101,11 +101,11 @@ class Node:
             if isinstance(order, Over):
                 return order
             if isinstance(order, Work):
-                one = Measurement(name, host, 0.5, 0.01, died=self.died)
-                await link.report(StageResult(name, order.round, Stage.ALONE, one, "127.0.0.1:9"))
+                measurement = Measurement(name, host, 0.5, 0.01, died=self.died)
+                await link.report(StageResult(name, order.round, Stage.ALONE, measurement, "127.0.0.1:9"))
             elif isinstance(order, Together):
-                one = Measurement(name, host, 0.5, 0.01, 0.1)
-                await link.report(StageResult(name, order.round, Stage.TOGETHER, one))
+                measurement = Measurement(name, host, 0.5, 0.01, 0.1)
+                await link.report(StageResult(name, order.round, Stage.TOGETHER, measurement))
 
     async def disconnect(self) -> None:
         """As if it were killed: its connection ends."""

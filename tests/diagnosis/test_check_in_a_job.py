@@ -12,7 +12,7 @@ import pytest
 
 from everstep.runtime.diagnosis import admission_client
 from everstep.runtime.diagnosis.coordinator import Coordinator
-from everstep.runtime.diagnosis.errors import UnknownNodeError
+from everstep.runtime.diagnosis.errors import NoQuorumError, UnknownNodeError
 from everstep.runtime.diagnosis.evidence import Measurement
 from everstep.runtime.diagnosis.measurement_process import start_measurement_process
 from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, StageResult, Stop, Work
@@ -135,13 +135,57 @@ def test_a_store_that_cannot_be_read_for_a_while_ends_no_nodes_part_in_the_check
 
     async def story() -> None:
         part = admission_client.AdmissionClient("a", "a", "127.0.0.1", Credentials("secret"), where, 60.0)
-        running = asyncio.create_task(part.run())
+        said: list[str] = []
+        running = asyncio.create_task(part.run(said.append))
         async with asyncio.timeout(60):
             assert await part.verdict == over.verdict
             await third.wait()
+        assert not said
         assert not running.done(), "it stands by as a partner"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("error", "expected_lines"),
+    [
+        (ValueError("bad token"), ["this node is no longer a partner in node checks: bad token"]),
+        (RuntimeError(), ["this node is no longer a partner in node checks: RuntimeError"]),
+        (NoQuorumError("the check is called off"), []),
+    ],
+    ids=["refused", "without a text", "called off"],
+)
+def test_a_partner_that_can_be_none_any_more_says_why(
+    error: Exception, expected_lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = Over(1, Verdict("a", "a", Health.HEALTHY, "so it is", False, 0.5))
+    outcomes = iter([over, error])
+
+    async def where() -> tuple[str, int]:
+        return "h", 1
+
+    async def check_node(*_: object) -> Over:
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    @asynccontextmanager
+    async def ready() -> AsyncIterator[None]:
+        yield
+
+    monkeypatch.setattr(admission_client, "start_measurement_process", ready)
+    monkeypatch.setattr(admission_client, "check_node", check_node)
+
+    async def story() -> None:
+        part = admission_client.AdmissionClient("a", "a", "127.0.0.1", Credentials("secret"), where, 60.0)
+        said: list[str] = []
+        async with asyncio.timeout(60):
+            await part.run(said.append)
+        assert part.verdict.result() == over.verdict
+        assert said == expected_lines
 
     asyncio.run(story())
 

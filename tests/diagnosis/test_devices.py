@@ -65,8 +65,8 @@ def test_a_verdict_names_host_and_device(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(workload, "exercise_devices", broken)
     measured = workload.work_alone(Measurement("worker-1-0", "gpu-7"), 1)
     assert measured.matmul_s == FAILED_S
-    (one,) = judge(["worker-1-0"], ["gpu-7"], [Round(1, (("worker-1-0",),), "alone", {"worker-1-0": measured})])
-    assert one.reason.startswith("gpu-7, cuda:3: memory: ")
+    (verdict,) = judge(["worker-1-0"], ["gpu-7"], [Round(1, (("worker-1-0",),), "alone", {"worker-1-0": measured})])
+    assert verdict.reason.startswith("gpu-7, cuda:3: memory: ")
 
 
 def test_what_devices_measured_is_reported_and_lowered_clocks_are_said_of_a_node_that_passes() -> None:

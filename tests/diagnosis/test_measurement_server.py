@@ -145,14 +145,14 @@ def test_orders_and_measurements_travel_whole() -> None:
                     order = await link.order(Ask(node, last_number))
                     assert order is not None
                     last_number = order.number
-                    one = Measurement(node, "", 0.5, 0.01)
+                    measurement = Measurement(node, "", 0.5, 0.01)
                     match order:
                         case Work():
-                            await link.report(StageResult(node, order.round, Stage.ALONE, one, "127.0.0.1:9"))
+                            await link.report(StageResult(node, order.round, Stage.ALONE, measurement, "127.0.0.1:9"))
                         case Together():
                             assert (order.store, order.world, order.timeout_s) == ("127.0.0.1:9", 2, 10.0)
-                            one = Measurement(node, "", 0.5, 0.01, 0.1)
-                            await link.report(StageResult(node, order.round, Stage.TOGETHER, one))
+                            measurement = Measurement(node, "", 0.5, 0.01, 0.1)
+                            await link.report(StageResult(node, order.round, Stage.TOGETHER, measurement))
                         case Over():
                             return order
 

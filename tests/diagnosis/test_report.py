@@ -30,7 +30,7 @@ def test_a_round_is_one_line_of_seconds_with_its_groups_and_its_reason() -> None
 def test_slow_links_within_a_machine_are_named_though_its_node_passes() -> None:
     links = {"0-1": 90.4, "0-2": 200.0, "1-2": 99.9}
     measurements = [Measurement("a", "host-a", 1.0, 1.0, 1.0, links=links), Measurement("b", "host-b", 1.0, 1.0, 1.0)]
-    round_ = Round(1, (("a", "b"),), "all together", {one.node: one for one in measurements})
+    round_ = Round(1, (("a", "b"),), "all together", {measurement.node: measurement for measurement in measurements})
     assert report.link_lines([round_], 100.0) == ["a: links below 100 MB/s: 0-1 90.4 MB/s, 1-2 99.9 MB/s"]
 
 

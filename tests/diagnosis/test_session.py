@@ -19,13 +19,15 @@ def session(count: int, **options: object) -> Session:
 
 
 def alone(node: str, round_number: int = 1, **changes: object) -> StageResult:
-    one = replace(Measurement(node, "", 0.5, 0.01), **changes)  # type: ignore[arg-type]
-    return StageResult(node, round_number, Stage.ALONE, one, store=f"127.0.0.1:900{node}" if node == "0" else "")
+    measurement = replace(Measurement(node, "", 0.5, 0.01), **changes)  # type: ignore[arg-type]
+    return StageResult(
+        node, round_number, Stage.ALONE, measurement, store=f"127.0.0.1:900{node}" if node == "0" else ""
+    )
 
 
 def together(node: str, round_number: int = 1, **changes: object) -> StageResult:
-    one = replace(Measurement(node, "", 0.5, 0.01, 0.1), **changes)  # type: ignore[arg-type]
-    return StageResult(node, round_number, Stage.TOGETHER, one)
+    measurement = replace(Measurement(node, "", 0.5, 0.01, 0.1), **changes)  # type: ignore[arg-type]
+    return StageResult(node, round_number, Stage.TOGETHER, measurement)
 
 
 def health(over: Session) -> list[Health]:

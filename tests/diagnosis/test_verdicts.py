@@ -15,14 +15,14 @@ def verdicts(rounds: list[Round], count: int, exclude_straggler: bool = False) -
 
 def test_a_node_that_fails_alone_is_named_and_its_partner_is_kept() -> None:
     judgements = verdicts(check(names(2), alone=["1"]), 2)
-    assert [one.health for one in judgements] == [Health.HEALTHY, Health.FAULTY]
+    assert [judgement.health for judgement in judgements] == [Health.HEALTHY, Health.FAULTY]
     assert judgements[0].reason == "works alone; no partner was left to try the link"
     assert avoided_hosts(judgements) == ["host-1"]
 
 
 def test_two_nodes_that_work_only_apart_are_undecided_and_one_of_them_is_kept() -> None:
     judgements = verdicts(check(names(2), ["0"]), 2)
-    assert [one.health for one in judgements] == [Health.UNDECIDED, Health.UNDECIDED]
+    assert [judgement.health for judgement in judgements] == [Health.UNDECIDED, Health.UNDECIDED]
     assert usable_count(judgements) == 1
     assert avoided_hosts(judgements) == ["host-1"]
     assert judgements[0].reason == "works alone but not with 1: the link between them, or one of them"
@@ -59,7 +59,7 @@ def test_a_node_whose_check_died_is_faulty_even_with_good_figures() -> None:
         "1": Measurement("1", "host-1", 0.4, 0.01, 0.1, "ended by SIGKILL", died=True),
     }
     judgements = verdicts([Round(1, (("0", "1"),), "", measurements)], 2)
-    assert [one.health for one in judgements] == [Health.HEALTHY, Health.FAULTY]
+    assert [judgement.health for judgement in judgements] == [Health.HEALTHY, Health.FAULTY]
     assert judgements[1].reason == "ended by SIGKILL"
 
 

@@ -39,7 +39,7 @@ def manifest(module: Any, **values: str) -> dict[str, Any]:
     config = module.Config(**values)
     config.check()
     built = manifest_of(module.build(config), "runs/store")
-    assert [one.text for one in findings(Document(built, ""), Library())] == []
+    assert [finding.text for finding in findings(Document(built, ""), Library())] == []
     return built
 
 
@@ -101,7 +101,7 @@ def test_a_pipeline_becomes_a_nightly_cron_workflow(tmp_path: Path) -> None:
     assert cron.spec.workflow_metadata is not None
     assert cron.spec.workflow_metadata.annotations == workflow["metadata"]["annotations"]
     assert yaml.safe_load(printed)["spec"]["workflowSpec"] == workflow["spec"]
-    found = [one.text for one in findings(Document(yaml.safe_load(printed), ""), Library())]
+    found = [finding.text for finding in findings(Document(yaml.safe_load(printed), ""), Library())]
     assert found == ["here: kind: a CronWorkflow needs a scheduler; a Workflow of its workflowSpec can run here"]
 
 
@@ -133,7 +133,7 @@ def test_a_sweep_stops_bad_rates_early_and_evaluates_the_best_checkpoint(tmp_pat
     assert sum("try-" in name for name in jobs) == 3
     nodes = json.loads((tmp_path / "runs/s/workflow.json").read_text())["status"]["nodes"].values()
     (score,) = [node for node in nodes if node["displayName"] == "evaluate"]
-    values_by_name = {one["name"]: one["value"] for one in score["inputs"]["parameters"]}
+    values_by_name = {parameter["name"]: parameter["value"] for parameter in score["inputs"]["parameters"]}
     assert "rate-1e-2/checkpoints/" in values_by_name["checkpoint"]
     assert values_by_name["checkpoint"].endswith("000000010")
 

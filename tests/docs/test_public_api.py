@@ -15,7 +15,7 @@ from everstep import errors, job
 
 PUBLIC = (
     *python_api.SCRIPT, *python_api.RETURNED, *python_api.PIPELINE, *python_api.OWN_STEP,
-    *(one for names in python_api.MODULES.values() for one in names),
+    *(name for names in python_api.MODULES.values() for name in names),
 )  # fmt: skip
 RAISES_NOTHING = {
     "ElasticSampler.advance", "ElasticSampler.state_dict", "Batches.state_dict", "Batches.load_state_dict",
@@ -36,40 +36,43 @@ def _names_of(module: str) -> set[str]:
 
 def _functions() -> Iterator[tuple[str, str]]:
     """(name, docstring) of each function and method that the page shows."""
-    for one in PUBLIC:
-        node = definition(parse(one.path), one.name)
+    for symbol in PUBLIC:
+        node = definition(parse(symbol.path), symbol.name)
         if isinstance(node, Function):
-            yield one.name, docstring(node)
+            yield symbol.name, docstring(node)
             continue
-        shown = set(one.hidden)
-        for part in (node, *(python_api.base_class(*base) for base in one.bases)):
+        shown = set(symbol.hidden)
+        for part in (node, *(python_api.base_class(*base) for base in symbol.bases)):
             for method in (*(n for n in part.body if isinstance(n, Function) and n.name == "__init__"),
                            *public_methods(part)):  # fmt: skip
                 if method.name not in shown and not is_property(method) and docstring(method):
                     shown.add(method.name)
-                    yield one.name if method.name == "__init__" else f"{one.name}.{method.name}", docstring(method)
+                    yield (
+                        symbol.name if method.name == "__init__" else f"{symbol.name}.{method.name}",
+                        docstring(method),
+                    )
 
 
 def _fields() -> Iterator[tuple[str, str, str]]:
     """(name, type, text) of each field that the page shows."""
-    for one in PUBLIC:
-        node = definition(parse(one.path), one.name)
+    for symbol in PUBLIC:
+        node = definition(parse(symbol.path), symbol.name)
         if isinstance(node, ast.ClassDef):
             for name, kind, _, text in documented_names(node):
-                if not name.startswith("_") and name not in one.hidden:
-                    yield f"{one.name}.{name}", kind, text
+                if not name.startswith("_") and name not in symbol.hidden:
+                    yield f"{symbol.name}.{name}", kind, text
 
 
 def test_every_public_name_is_in_the_reference_and_no_other() -> None:
-    shown = {one.name for one in (*python_api.SCRIPT, *python_api.PIPELINE, *python_api.OWN_STEP)}
+    shown = {symbol.name for symbol in (*python_api.SCRIPT, *python_api.PIPELINE, *python_api.OWN_STEP)}
     assert shown == set(everstep.__all__) - {"__version__"}
-    assert {one.name for one in python_api.ERRORS} == set(errors.__all__)
-    assert {one.__name__ for one in (*job_spec.STRUCTS, *job_spec.ENUMS)} == set(job.__all__)
+    assert {error.name for error in python_api.ERRORS} == set(errors.__all__)
+    assert {struct.__name__ for struct in (*job_spec.STRUCTS, *job_spec.ENUMS)} == set(job.__all__)
 
 
 @pytest.mark.parametrize("module", python_api.MODULES)
 def test_every_public_name_of_a_module_is_in_the_reference_and_no_other(module: str) -> None:
-    shown = {one.name for one in python_api.MODULES[module]}
+    shown = {symbol.name for symbol in python_api.MODULES[module]}
     assert shown == _names_of(module) - (set() if module == "everstep.flash_checkpoint" else {"StorageType"})
 
 
@@ -111,4 +114,4 @@ def test_every_step_names_its_outputs() -> None:
         text = docstring(definition(parse(f"steps/{step}/template.py"), "task"))
         outputs = importlib.import_module(f"everstep.steps.{step}.template").template().outputs
         assert outputs
-        assert [one.name for one in outputs if f"`{one.name.replace('-', '_')}`" not in text] == [], step
+        assert [output.name for output in outputs if f"`{output.name.replace('-', '_')}`" not in text] == [], step

@@ -32,12 +32,12 @@ def render_chart(**values: Any) -> Objects:
         "template", CHART, "team", "ml", *(f"{name}={json.dumps(value)}" for name, value in values.items())
     )
     assert completed.returncode == 0, completed.stderr
-    return by_name([one for one in yaml.safe_load_all(completed.stdout) if one])
+    return by_name([document for document in yaml.safe_load_all(completed.stdout) if document])
 
 
 def by_name(objects: list[dict[str, Any]]) -> Objects:
     """None twice."""
-    objects_by_kind = {(one["kind"], one["metadata"]["name"]): one for one in objects}
+    objects_by_kind = {(object_["kind"], object_["metadata"]["name"]): object_ for object_ in objects}
     assert len(objects_by_kind) == len(objects)
     return objects_by_kind
 
@@ -57,7 +57,7 @@ def test_helm_would_complain_of_a_fault(tmp_path: Path) -> None:
 
 def test_with_its_own_values_it_makes_the_account_its_rights_and_the_steps() -> None:
     texts = [(CHART / "files" / name).read_text() for name in ("rbac.yaml", "steps.yaml", "network.yaml")]
-    files = [one for text in texts for one in yaml.safe_load_all(text)]
+    files = [document for text in texts for document in yaml.safe_load_all(text)]
     assert render_chart() == by_name(files)
 
 
@@ -66,23 +66,23 @@ def test_image_registry_and_secrets_go_where_the_pods_are() -> None:
         registry="r.example/ml", image={"name": "e", "tag": 7}, imagePullSecrets=["pull"],
         storeSecret={"name": "keys", "values": {"AWS_REGION": "x"}},
     )  # fmt: skip
-    steps = [one for (kind, _), one in objects.items() if kind == "WorkflowTemplate"]
+    steps = [object_ for (kind, _), object_ in objects.items() if kind == "WorkflowTemplate"]
     for step in steps:
         (template,) = step["spec"]["templates"]
         assert template["container"]["image"] == "r.example/ml/e:7"
-        sources = [one["valueFrom"] for one in template["container"]["env"] if "valueFrom" in one]
-        secrets = {one["secretKeyRef"]["name"] for one in sources if "secretKeyRef" in one}
+        sources = [variable["valueFrom"] for variable in template["container"]["env"] if "valueFrom" in variable]
+        secrets = {source["secretKeyRef"]["name"] for source in sources if "secretKeyRef" in source}
         own = {"everstep-{{workflow.uid}}-{{inputs.parameters.task}}"} if template["name"] == "train" else set()
         assert secrets == {"keys", *own}
-    accounts = {name: one for (kind, name), one in objects.items() if kind == "ServiceAccount"}
+    accounts = {name: object_ for (kind, name), object_ in objects.items() if kind == "ServiceAccount"}
     assert accounts.keys() == {"everstep", "everstep-train", "everstep-spark", "everstep-chaos"}
-    assert all(one["imagePullSecrets"] == [{"name": "pull"}] for one in accounts.values())
+    assert all(account["imagePullSecrets"] == [{"name": "pull"}] for account in accounts.values())
     assert objects["Secret", "keys"]["stringData"] == {"AWS_REGION": "x"}
 
 
 def test_priority_classes_are_made_in_their_order_when_they_are_named() -> None:
     objects = render_chart(priorityClasses={"name": "training", "value": -50})
-    values = {name: one["value"] for (kind, name), one in objects.items() if kind == "PriorityClass"}
+    values = {name: object_["value"] for (kind, name), object_ in objects.items() if kind == "PriorityClass"}
     assert values == {"training-extra": -50, "training-min": -40, "training-master": -30}
 
 

@@ -27,9 +27,11 @@ def test_every_image_runs_the_command_as_a_user_that_is_not_root() -> None:
 def test_the_code_comes_after_all_packages() -> None:
     all_stages = stages(TEXT, {"BASE": DEBIAN})
     for image in IMAGES:
-        last = [one for one in all_stages[image].instructions if one.verb in ("RUN", "COPY")][-1]
+        *_, last = (step for step in all_stages[image].instructions if step.verb in ("RUN", "COPY"))
         assert (last.verb, last.flag("from")) == ("COPY", "code")
-        assert "code" not in {one.flag("from") for one in all_stages[all_stages[image].base].instructions}
+        assert "code" not in {
+            instruction.flag("from") for instruction in all_stages[all_stages[image].base].instructions
+        }
 
 
 def test_a_builder_sees_what_is_copied_and_nothing_else() -> None:
@@ -37,9 +39,9 @@ def test_a_builder_sees_what_is_copied_and_nothing_else() -> None:
     copied = {
         source
         for stage in stages(TEXT, {"BASE": DEBIAN}).values()
-        for one in stage.instructions
-        if one.verb == "COPY" and not one.flag("from")
-        for source in shlex.split(one.rest)[:-1]
+        for instruction in stage.instructions
+        if instruction.verb == "COPY" and not instruction.flag("from")
+        for source in shlex.split(instruction.rest)[:-1]
     }
     assert {path.name for path in ROOT.iterdir() if not out(path.name)} == copied
     assert not out("runtime/report/page.html")
@@ -52,7 +54,11 @@ def test_a_builder_sees_what_is_copied_and_nothing_else() -> None:
     [(f"{DEBIAN}@sha256:{'a' * 64}", False), (f"{DEBIAN}:bookworm-slim", True), (DEBIAN, True), ("", True)],
 )
 def test_a_base_without_a_digest_is_refused_before_anything_is_made(base: str, is_refused: bool) -> None:
-    first = next(one for one in stages(TEXT, {"BASE": base or DEBIAN})["base"].instructions if one.verb == "RUN")
+    first = next(
+        instruction
+        for instruction in stages(TEXT, {"BASE": base or DEBIAN})["base"].instructions
+        if instruction.verb == "RUN"
+    )
     completed = subprocess.run(
         ["/bin/sh", "-c", first.rest], env={"BASE": base}, capture_output=True, text=True, check=False
     )
@@ -62,17 +68,17 @@ def test_a_base_without_a_digest_is_refused_before_anything_is_made(base: str, i
 
 def test_the_only_image_that_is_fetched_is_the_base_that_was_named() -> None:
     all_stages = stages(TEXT, {"BASE": DEBIAN})
-    assert {one.base for one in all_stages.values()} - all_stages.keys() == {DEBIAN}
+    assert {stage.base for stage in all_stages.values()} - all_stages.keys() == {DEBIAN}
     with pytest.raises(ContainerfileError, match="give --build-arg BASE="):
         stages(TEXT)
 
 
 def test_every_install_is_held_to_the_hashes() -> None:
     installs = [
-        one.rest
+        instruction.rest
         for stage in stages(TEXT, {"BASE": DEBIAN}).values()
-        for one in stage.instructions
-        if re.search(r"pip\b.* install ", one.rest) and "apt-get" not in one.rest
+        for instruction in stage.instructions
+        if re.search(r"pip\b.* install ", instruction.rest) and "apt-get" not in instruction.rest
     ]
     assert len(installs) == 6
     for line in installs:
@@ -82,7 +88,7 @@ def test_every_install_is_held_to_the_hashes() -> None:
 
 
 def test_developer_tools_of_nvidia_are_left_out_of_the_layer_that_brings_them() -> None:
-    (tool_instruction,) = (one.rest for one in stages(TEXT, {"BASE": DEBIAN})["torch"].instructions)
+    (tool_instruction,) = (instruction.rest for instruction in stages(TEXT, {"BASE": DEBIAN})["torch"].instructions)
     for name in ("cuobjdump", "nvdisasm"):
         assert f"triton/backends/nvidia/bin/{name}" in tool_instruction.partition("&& rm ")[2]
 
@@ -108,7 +114,7 @@ def test_lines_that_go_on_comments_and_flags_are_understood() -> None:
     all_stages = stages(
         "# first\nFROM a AS b\nRUN --mount=type=cache,target=/c --mount=type=bind,from=d \\\n# no\n  x && \\\n  y\n"
     )
-    (one,) = all_stages["b"].instructions
-    assert (one.verb, one.rest.split()) == ("RUN", ["x", "&&", "y"])
-    assert one.mounts() == [{"type": "cache", "target": "/c"}, {"type": "bind", "from": "d"}]
+    (instruction,) = all_stages["b"].instructions
+    assert (instruction.verb, instruction.rest.split()) == ("RUN", ["x", "&&", "y"])
+    assert instruction.mounts() == [{"type": "cache", "target": "/c"}, {"type": "bind", "from": "d"}]
     assert settings(all_stages, "b") == Settings()

@@ -93,9 +93,9 @@ def test_the_fields_are_inputs_of_the_template_and_its_outputs_attributes_of_the
     with pytest.raises(AttributeError, match="has no output letters"):
         _ = task.letters
     built = workflow.to_dict()
-    assert [one.text for one in findings(Document(built, ""), Library())] == []
-    (template,) = [one for one in built["spec"]["templates"] if one["name"] == "count-words"]
-    inputs = {one["name"]: one.get("description") for one in template["inputs"]["parameters"]}
+    assert [finding.text for finding in findings(Document(built, ""), Library())] == []
+    (template,) = [template for template in built["spec"]["templates"] if template["name"] == "count-words"]
+    inputs = {parameter["name"]: parameter.get("description") for parameter in template["inputs"]["parameters"]}
     assert inputs == {
         "text": "The text.",
         "least": "Fewer words are an error.",
@@ -103,8 +103,8 @@ def test_the_fields_are_inputs_of_the_template_and_its_outputs_attributes_of_the
     }
     assert template["container"]["image"] == "mine:1"
     assert template["container"]["command"] == ["python", "-m", "mine.counting"]
-    assert [one["name"] for one in template["outputs"]["parameters"]] == ["words"]
-    assert [one["path"] for one in template["outputs"]["artifacts"]] == ["/tmp/outputs/list.txt"]
+    assert [parameter["name"] for parameter in template["outputs"]["parameters"]] == ["words"]
+    assert [artifact["path"] for artifact in template["outputs"]["artifacts"]] == ["/tmp/outputs/list.txt"]
     assert template["metadata"]["annotations"]["workflows.argoproj.io/description"] == (
         "Counts words. One artifact has them all."
     )

@@ -30,10 +30,12 @@ def objects(name: str) -> list[dict[str, Any]]:
 def rules(account: str) -> Iterator[dict[str, Any]]:
     """All that are bound to that account."""
     there = objects("rbac.yaml")
-    for binding in (one for one in there if one["kind"] == "RoleBinding"):
+    for binding in (object_ for object_ in there if object_["kind"] == "RoleBinding"):
         if account in [subject["name"] for subject in binding["subjects"]]:
             (role,) = [
-                one for one in there if one["kind"] == "Role" and one["metadata"]["name"] == binding["roleRef"]["name"]
+                object_
+                for object_ in there
+                if object_["kind"] == "Role" and object_["metadata"]["name"] == binding["roleRef"]["name"]
             ]
             yield from role["rules"]
 
@@ -49,9 +51,9 @@ def test_each_account_may_do_what_its_step_needs_and_nothing_to_other_kinds(acco
 
 def test_every_account_that_is_bound_is_made() -> None:
     there = objects("rbac.yaml")
-    assert {one["metadata"]["name"] for one in there if one["kind"] == "ServiceAccount"} == MAY.keys()
+    assert {object_["metadata"]["name"] for object_ in there if object_["kind"] == "ServiceAccount"} == MAY.keys()
     assert {
-        subject["name"] for one in there if one["kind"] == "RoleBinding" for subject in one["subjects"]
+        subject["name"] for object_ in there if object_["kind"] == "RoleBinding" for subject in object_["subjects"]
     } == MAY.keys()
 
 

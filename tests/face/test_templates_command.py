@@ -31,10 +31,10 @@ def test_the_chart_has_what_the_command_prints(capsys: pytest.CaptureFixture[str
 
 
 def test_the_train_step_exports_its_gauges_where_they_are_not_empty(capsys: pytest.CaptureFixture[str]) -> None:
-    templates = [one["spec"]["templates"][0] for one in yaml.safe_load_all(rendered_templates(capsys))]
-    (train,) = [one for one in templates if one["name"] == "train"]
-    gauges = {one["name"]: one["gauge"]["value"] for one in train["metrics"]["prometheus"]}
-    outputs = {one["name"] for one in train["outputs"]["parameters"]}
+    templates = [document["spec"]["templates"][0] for document in yaml.safe_load_all(rendered_templates(capsys))]
+    (train,) = [template for template in templates if template["name"] == "train"]
+    gauges = {metric["name"]: metric["gauge"]["value"] for metric in train["metrics"]["prometheus"]}
+    outputs = {parameter["name"] for parameter in train["outputs"]["parameters"]}
     for name in ("loss", "restarts", "goodput", "tokens_per_second"):
         flag = name.replace("_", "-")
         assert gauges.pop(f"everstep_train_{name}") == f"{{{{outputs.parameters.{flag}}}}}"
@@ -65,8 +65,8 @@ def test_each_needs_of_its_caller_only_what_it_is_given(capsys: pytest.CaptureFi
             assert variable not in text
         assert text.count("secretKeyRef") == (template["name"] == "train"), "its job's token"
         assert manifest["spec"]["entrypoint"] == template["name"]
-        parameter_names = {one["name"] for one in manifest["spec"]["arguments"]["parameters"]}
-        assert parameter_names == {one["name"] for one in template["inputs"]["parameters"]} >= {"store"}
+        parameter_names = {parameter["name"] for parameter in manifest["spec"]["arguments"]["parameters"]}
+        assert parameter_names == {parameter["name"] for parameter in template["inputs"]["parameters"]} >= {"store"}
 
 
 CALLERS = {"store", "status", "failures", "duration"}
@@ -76,11 +76,15 @@ CALLERS = {"store", "status", "failures", "duration"}
 def test_each_can_be_submitted_alone_because_its_arguments_have_values(capsys: pytest.CaptureFixture[str]) -> None:
     for manifest in yaml.safe_load_all(rendered_templates(capsys)):
         (template,) = manifest["spec"]["templates"]
-        arguments = {one["name"]: one for one in manifest["spec"]["arguments"]["parameters"]}
-        usual = {one["name"]: one["default"] for one in template["inputs"]["parameters"] if "default" in one}
-        assert {name: one["value"] for name, one in arguments.items() if "value" in one} == usual
+        arguments = {parameter["name"]: parameter for parameter in manifest["spec"]["arguments"]["parameters"]}
+        usual = {
+            parameter["name"]: parameter["default"]
+            for parameter in template["inputs"]["parameters"]
+            if "default" in parameter
+        }
+        assert {name: argument["value"] for name, argument in arguments.items() if "value" in argument} == usual
         assert arguments.keys() - usual.keys() <= CALLERS
-        assert not any("default" in one for one in arguments.values())
+        assert not any("default" in argument for argument in arguments.values())
 
 
 def test_the_lint_lets_anybodys_workflow_call_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,7 +93,7 @@ def test_the_lint_lets_anybodys_workflow_call_each(tmp_path: Path, capsys: pytes
         name = manifest["spec"]["entrypoint"]
         parameter_names.add(name)
         inputs = manifest["spec"]["templates"][0]["inputs"]["parameters"]
-        parameters = [{"name": one["name"], "value": "x"} for one in inputs if "default" not in one]
+        parameters = [{"name": input_["name"], "value": "x"} for input_ in inputs if "default" not in input_]
         reference = {"name": manifest["metadata"]["name"], "template": name}
         tasks.append({"name": name, "templateRef": reference, "arguments": {"parameters": parameters}})
     assert parameter_names == STEPS

@@ -52,7 +52,7 @@ def shards() -> Any:
         webdataset.tarfile_to_samples(),
         webdataset.shuffle(16, rng=random),
         webdataset.decode(),
-        webdataset.map(lambda one: int(one["txt"])),
+        webdataset.map(lambda sample: int(sample["txt"])),
     )
 
 
@@ -75,7 +75,7 @@ def by_loader(dataset: Callable[[], Any], worlds: list[tuple[int, int]]) -> list
         readers = [iter(loader) for loader in loaders]
         for _ in range(iterations):
             for batch in [next(reader) for reader in readers]:
-                applied += [number_of(one) for part in batch.parts if part.weight for one in part.data]
+                applied += [number_of(sample) for part in batch.parts if part.weight for sample in part.data]
             state = loaders[0].state_dict()
     return applied
 
@@ -99,12 +99,12 @@ def by_sampler(dataset: Callable[[], Any], worlds: list[tuple[int, int]]) -> lis
                     for batch in loader:
                         if len(mine) == iterations:
                             break
-                        mine.append([number_of(one) for one in batch] if sampler.weight else [])
+                        mine.append([number_of(sample) for sample in batch] if sampler.weight else [])
                         sampler.advance()
                 shares.append(mine)
         if iterations:
             state = sampler.state_dict()
-        applied += [one for together in zip(*shares, strict=True) for share in together for one in share]
+        applied += [sample for together in zip(*shares, strict=True) for share in together for sample in share]
     return applied
 
 

@@ -29,7 +29,7 @@ def test_200_random_kills_between_3_and_4_ranks_lose_and_repeat_nothing(
     assert ended.returncode == 0, ended.stderr
     kills, *applied = ended.stdout.split()
     assert int(kills) == 200
-    samples = [int(one) for one in applied]
+    samples = [int(number) for number in applied]
     epochs = [samples[start : start + 48] for start in range(0, len(samples), 48)]
     assert len(epochs) > 10
     for epoch in epochs[:-1]:

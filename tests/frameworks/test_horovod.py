@@ -51,9 +51,9 @@ def python_3_10() -> str:
         shutil.which("python3.10") or "",
         *map(str, Path.home().glob(".pyenv/versions/3.10.*/bin/python3.10")),
     ]
-    for one in filter(None, candidates):
-        if subprocess.run([one, "-c", ""], capture_output=True, check=False).returncode == 0:
-            return one
+    for candidate in filter(None, candidates):
+        if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return candidate
     pytest.skip("torch 1.12 has no wheels for this Python, and there is no Python 3.10 here")
 
 

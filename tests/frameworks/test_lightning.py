@@ -19,7 +19,9 @@ def python() -> Path:
 @pytest.mark.parametrize("iteration", [11, 16], ids=["inside an epoch", "at its end"])
 def test_a_trainer_goes_on_bit_for_bit_with_dropout(trained: Start, python: Path, iteration: int) -> None:
     calm, killed = train_twice(trained, "with_lightning.py", killed_at=iteration, python=python)
-    ends = [line for one in (calm, killed) for line in one.last_words().splitlines() if "done after 20" in line]
+    ends = [
+        line for training in (calm, killed) for line in training.last_words().splitlines() if "done after 20" in line
+    ]
     assert len(ends) == 4, "two ranks of each"
     assert {line.partition("] ")[2] for line in ends} == {"done after 20 steps in epoch 2"}
 

@@ -129,6 +129,6 @@ def test_a_node_that_runs_out_of_memory_comes_back_with_twice_as_much(
         assert step.finish() == 0, step.last_words()
     assert mark.exists(), "the fault"
     judged = [record for record in step.records() if record["kind"] == "FaultJudged"]
-    assert [(one["reason"], one["detail"]) for one in judged] == [("out of memory", FOUR_GIB)]
+    assert [(judgement["reason"], judgement["detail"]) for judgement in judged] == [("out of memory", FOUR_GIB)]
     assert f"{role}-0-1" in nodes_requested(step)
     assert_each_shard_counts_once(python, folder)

@@ -45,5 +45,5 @@ def test_its_own_package_reads_every_step_as_a_span(tmp_path: Path) -> None:
     assert told.returncode == 0, told.stderr
     root, *steps = json.loads(told.stdout)
     assert root[:3] == [made.name, False, 16]
-    assert all(one[1:4] == [True, 16, True] for one in steps)
-    assert any("round" in one[5] for one in steps)
+    assert all(step[1:4] == [True, 16, True] for step in steps)
+    assert any("round" in step[5] for step in steps)

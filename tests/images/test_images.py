@@ -90,7 +90,7 @@ def test_it_has_a_named_user_no_tools_and_only_pinned_packages(builder: Builder,
     del packages["everstep"]
     assert (
         packages.items()
-        <= {one.name: one.version for one in parse_lock((ROOT / "constraints.txt").read_text())}.items()
+        <= {package.name: package.version for package in parse_lock((ROOT / "constraints.txt").read_text())}.items()
     )
 
 

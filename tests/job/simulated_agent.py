@@ -200,9 +200,9 @@ class Agent:
         mine = seat.first_rank if sim.plan.sharded else 0
         place = (seat.round, self.iteration, mine)
         self._hold(place, shards)
-        for other in _by_name(sim.rounds[seat.round]) if sim.plan.sharded else ():
-            if other.seat and (other.seat.first_rank + 1) % seat.world_size == seat.first_rank:
-                self._hold((seat.round, self.iteration, other.seat.first_rank), shards)
+        for neighbour in _by_name(sim.rounds[seat.round]) if sim.plan.sharded else ():
+            if neighbour.seat and (neighbour.seat.first_rank + 1) % seat.world_size == seat.first_rank:
+                self._hold((seat.round, self.iteration, neighbour.seat.first_rank), shards)
         if self.iteration % 2 == 0 and (seat.persists or sim.plan.sharded):
             sim.at(sim.latency() * 3, self, self._put, *place, shards)
         if self.iteration >= sim.plan.iterations:
@@ -249,10 +249,10 @@ class Agent:
         """The neighbours that do not answer, while it stands still or waits for a seat; or so it says."""
         peers = self._last_seat.neighbours if self._last_seat else ()
         if self.slanders_until > self.sim.now and not self.sim.fair:
-            return tuple(one.node for one in peers if self.sim.random.random() < 0.7)
+            return tuple(peer.node for peer in peers if self.sim.random.random() < 0.7)
         if not self.dialogue.waits and (not self.training or still_s < STILL_S):
             return ()
-        return tuple(one.node for one in peers if not self._answers(self.sim.agents.get(one.node)))
+        return tuple(peer.node for peer in peers if not self._answers(self.sim.agents.get(peer.node)))
 
     def _answers(self, other: "Agent | None") -> bool:
         return other is not None and other.alive and (self.sim.fair or other.frozen_until <= self.sim.now)
@@ -331,8 +331,8 @@ class Agent:
         self.alive = False
         self._stop()
         self.sim.at(60.0, None, self._found_gone)
-        for other in self.sim.agents.values():
-            self.sim.at(ITERATION_S + STILL_S, other, other.accuse)
+        for agent in self.sim.agents.values():
+            self.sim.at(ITERATION_S + STILL_S, agent, agent.accuse)
 
     def _found_gone(self) -> None:
         if self.exists:

@@ -36,7 +36,7 @@ def test_after_an_error_every_survivor_is_told_to_test_itself_before_the_next_ro
     rejoin(world)
     assert world.number == 1
     directives = [directive(world.state, name) for name in world.names(NodePhase.CHECKING)]
-    assert [(one and one.action, one and one.round) for one in directives] == [(Action.CHECK, 1)] * 3
+    assert [(order and order.action, order and order.round) for order in directives] == [(Action.CHECK, 1)] * 3
     for name in world.names(NodePhase.CHECKING):
         world.test(name)
     assert world.number == 2
@@ -86,7 +86,7 @@ def test_a_node_that_fails_its_test_is_replaced_elsewhere_and_the_error_is_charg
         world.exit("worker-0-0", 1)
         world.join_all()
     judged = [record for record in world.records if isinstance(record, FaultJudged)]
-    assert [(one.node, one.reason, one.decision) for one in judged] == [
+    assert [(judgement.node, judgement.reason, judgement.decision) for judgement in judged] == [
         ("worker-1-0", Reason.HARDWARE, Decision.EXCLUDE), ("worker-0-0", Reason.USER_ERROR, Decision.RESTART),
     ]  # fmt: skip
     assert "local-1: cuda:3: matmul is wrong" in judged[0].detail

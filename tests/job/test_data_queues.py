@@ -218,8 +218,8 @@ def test_a_node_that_comes_by_itself_is_served_alike() -> None:
 
 def test_a_log_that_is_continued_twice_keeps_both_ends_apart() -> None:
     first = DoneLog([(1, 1)])
-    assert list(first.append(2, 2)) == [(1, 1), (2, 2)]
-    assert list(first.append(3, 3)) == [(1, 1), (3, 3)]
+    assert list(first.appended(2, 2)) == [(1, 1), (2, 2)]
+    assert list(first.appended(3, 3)) == [(1, 1), (3, 3)]
     assert list(first) == [(1, 1)]
 
 

@@ -54,11 +54,11 @@ def test_a_seat_names_all_members_with_a_port_of_each() -> None:
     seat_of_chief = seat(world.state, "worker-1-0")
     assert seat_of_chief is not None
     assert seat_of_chief.framework is Framework.TENSORFLOW
-    assert {role: [one.node for one in members] for role, members in seat_of_chief.members.items()} == {
+    assert {role: [member.node for member in members] for role, members in seat_of_chief.members.items()} == {
         "ps": ["ps-0-0"], "chief": ["chief-0-0"], "worker": ["worker-0-0", "worker-1-0"],
     }  # fmt: skip
-    ports = [one.port for members in seat_of_chief.members.values() for one in members]
-    assert ports == [world.state.nodes[one.node].master_port for m in seat_of_chief.members.values() for one in m]
+    ports = [member.port for members in seat_of_chief.members.values() for member in members]
+    assert ports == [world.state.nodes[member.node].master_port for m in seat_of_chief.members.values() for member in m]
 
 
 def test_a_seat_of_torch_names_nobody_else() -> None:

@@ -173,7 +173,7 @@ def test_whatever_is_damaged_the_newest_whole_one_is_found_with_no_restart_charg
     world = World(platform({"worker": RoleSpec(1, 1)}))
 
     def survey() -> Survey:
-        refused_places = {(one.round, one.iteration) for one in world.state.refused}
+        refused_places = {(refusal.round, refusal.iteration) for refusal in world.state.refused}
         places_left = sorted((place for place in places_held if place not in refused_places), reverse=True)
         stored = tuple(stored_checkpoint(*place) for place in places_left if place not in places_reported)[
             :KEPT_CHECKPOINTS

@@ -39,10 +39,10 @@ def test_a_slow_node_is_named_once_with_what_is_slow(policy: StragglerPolicy) ->
     for window in range(SEEN_WINDOWS + 2):
         assert len(records_of(world)) == (window >= SEEN_WINDOWS)
         world.pace("worker-1-0")
-    (one,) = records_of(world)
-    assert (one.node, one.ranks, one.part) == ("worker-1-0", (1,), SlowPart.CPU)
-    assert one.detail.startswith("worker-1-0: rank 1 is slow, 3 s of its own per iteration; the others take 1 s")
-    assert world.state.slow == (one,)
+    (record,) = records_of(world)
+    assert (record.node, record.ranks, record.part) == ("worker-1-0", (1,), SlowPart.CPU)
+    assert record.detail.startswith("worker-1-0: rank 1 is slow, 3 s of its own per iteration; the others take 1 s")
+    assert world.state.slow == (record,)
     assert world.state.phase == "running"
 
 
@@ -60,8 +60,8 @@ def test_with_the_policy_replace_it_is_replaced_and_its_host_avoided() -> None:
     for _ in range(REPLACED_WINDOWS):
         assert world.state.phase == "running"
         world.pace("worker-1-0")
-    broken = next(one for one in world.records if isinstance(one, RoundBroken))
-    judged = next(one for one in world.records if isinstance(one, FaultJudged))
+    broken = next(record for record in world.records if isinstance(record, RoundBroken))
+    judged = next(record for record in world.records if isinstance(record, FaultJudged))
     assert (broken.reason, broken.node, broken.iteration) == (Reason.STRAGGLER, "worker-1-0", 5)
     assert judged.decision is Decision.EXCLUDE
     assert "host: CPU" in judged.detail
@@ -80,7 +80,7 @@ def test_the_next_node_of_the_same_replica_is_only_named() -> None:
     for _ in range(3 * REPLACED_WINDOWS):
         world.pace("worker-1-1")
     assert world.state.phase == "running"
-    assert [one.node for one in records_of(world)] == ["worker-1-0", "worker-1-1"]
+    assert [record.node for record in records_of(world)] == ["worker-1-0", "worker-1-1"]
 
 
 def test_a_job_that_needs_all_its_nodes_keeps_the_slow_one() -> None:
@@ -108,7 +108,7 @@ def test_a_node_is_not_replaced_for_what_others_suffer_too() -> None:
             own_s = {"worker-1-0": 3.0, "worker-2-0": 2.9}.get(name, 1.0)
             world.beat(name, 5, paces=(Pace(world.state.nodes[name].first_rank, 4, 50, 1 - own_s / 3, 3.0),))
     assert world.state.phase == "running"
-    assert [one.ranks for one in records_of(world)] == [(1, 2)]
+    assert [record.ranks for record in records_of(world)] == [(1, 2)]
 
 
 @pytest.mark.parametrize("policy", StragglerPolicy)

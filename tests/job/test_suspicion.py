@@ -199,7 +199,7 @@ def test_who_is_accused_by_most_goes_first_and_takes_its_accusations_along(
 def test_each_member_is_asked_by_others_even_if_a_rack_of_neighbours_fails(size: int) -> None:
     members = tuple(Member(f"n{number}", "h", f"n{number}:1", 1) for number in range(size))
     round_ = Round(1, {"worker": members}, "", 0, None, "")
-    questioners = {rank: {one.node for one in neighbours(round_, rank)} for rank in range(size)}
+    questioners = {rank: {neighbour.node for neighbour in neighbours(round_, rank)} for rank in range(size)}
     rack = {f"n{number}" for number in range(min(size - 1, 100))}
     alive = [rank for rank in range(size) if f"n{rank}" not in rack]
     assert rack <= set().union(*(questioners[rank] for rank in alive))

@@ -346,7 +346,7 @@ def test_whatever_the_turns_each_number_is_won_once_and_every_win_is_in_the_hist
     orders: tuple[list[str], ...], turns: list[tuple[int, int]], losses: list[bool]
 ) -> None:
     store = Turns(losses)
-    masters = [Master(store, number, one) for number, one in enumerate(orders)]
+    masters = [Master(store, number, order) for number, order in enumerate(orders)]
     for master in masters:
         master.start()
     for number, operations in turns:

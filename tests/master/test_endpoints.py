@@ -272,8 +272,8 @@ def test_the_whole_round_is_fetched_when_needed() -> None:
         round_ = msgspec.json.decode((await shell.get("rounds/1")).body, type=Round)
         assert [member.node for member in round_.members["worker"]] == NODES
         assert (await shell.get("rounds/1")).body is (await shell.get("rounds/1")).body
-        for other in ("rounds/2", "rounds/", "rounds/one", "rounds/01"):
-            assert (await shell.get(other)).status == 404
+        for path in ("rounds/2", "rounds/", "rounds/one", "rounds/01"):
+            assert (await shell.get(path)).status == 404
 
     play(story)
 

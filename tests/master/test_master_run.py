@@ -296,7 +296,7 @@ def test_the_platform_is_told_what_each_node_may_use_and_who_is_beyond_the_minim
         first, second = await job.agent(), await job.agent()
         await asyncio.gather(first.join(), second.join())
         node_requests = job.platform.requests["worker-0-0"], job.platform.requests["worker-1-0"]
-        assert [(one.resources, one.priority, one.extra) for one in node_requests] == [
+        assert [(request.resources, request.priority, request.extra) for request in node_requests] == [
             (resources, 5, False),
             (resources, 5, True),
         ]

@@ -49,8 +49,8 @@ def test_metrics_need_the_jobs_token() -> None:
 
 
 def test_a_unit_ends_the_name_and_no_name_comes_twice() -> None:
-    assert all(one.name.endswith(f"_{one.unit}") for one in FAMILIES if one.unit)
-    assert len({one.name for one in FAMILIES}) == len(FAMILIES)
+    assert all(family.name.endswith(f"_{family.unit}") for family in FAMILIES if family.unit)
+    assert len({family.name for family in FAMILIES}) == len(FAMILIES)
 
 
 def test_figures_that_a_script_reports_as_nonsense_count_as_nothing() -> None:

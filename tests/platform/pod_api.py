@@ -140,7 +140,7 @@ class PodApi:
         key, _, value = request.query["labelSelector"].partition("=")
         if request.query.get("watch") == "true":
             return await self._watch(request, int(request.query["resourceVersion"]), (key, value))
-        pods = [one for one in there.values() if one["metadata"]["labels"].get(key) == value]
+        pods = [pod for pod in there.values() if pod["metadata"]["labels"].get(key) == value]
         return web.json_response({"items": pods, "metadata": {"resourceVersion": str(self._version)}})
 
     def _create(self, request: web.Request, there: dict[str, Object], body: Object) -> web.Response:

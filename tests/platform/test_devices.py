@@ -45,7 +45,7 @@ def test_each_node_sees_a_device_for_each_of_its_workers(
 ) -> None:
     roles, every = {"worker": RoleSpec(nodes, nodes, slots)}, machine_devices({"CUDA_VISIBLE_DEVICES": devices})
     environments = [node_devices(every, first_worker(roles, "worker", index), slots) for index in range(nodes)]
-    assert [one.get("CUDA_VISIBLE_DEVICES") for one in environments] == expected
+    assert [environment.get("CUDA_VISIBLE_DEVICES") for environment in environments] == expected
 
 
 def test_roles_follow_one_another() -> None:

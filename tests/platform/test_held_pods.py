@@ -178,7 +178,7 @@ def test_a_pod_that_is_gone_when_it_is_to_be_taken_is_replaced_by_a_new_one() ->
     async def story(server: PodApi, url: str) -> None:
         first, second = waiting(), waiting("machine-2")
         second["metadata"] |= {"name": f"{first['metadata']['name']}-2", "uid": "8"}
-        server.pods |= {one["metadata"]["name"]: one for one in (first, second)}
+        server.pods |= {pod["metadata"]["name"]: pod for pod in (first, second)}
         starts: dict[str, NodeStart] = {}
         async with taking_platform(server, url, starts) as kubernetes:
             await kubernetes.create(request())

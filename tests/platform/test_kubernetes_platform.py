@@ -370,7 +370,7 @@ def test_every_master_of_a_job_has_the_same_token_and_no_pod_shows_it() -> None:
             assert await shared_token(api, JOB, OWNER, token_in_flags=token) == token
         (secret,) = server.secrets.values()
         pod = pod_of(request(), JOB, OWNER, TEMPLATE)
-        variables = {one["name"]: one for one in pod["spec"]["containers"][0]["env"]}
+        variables = {variable["name"]: variable for variable in pod["spec"]["containers"][0]["env"]}
         reference = {"name": secret["metadata"]["name"], "key": "token"}
         assert variables["EVERSTEP_JOB_TOKEN"] == {
             "name": "EVERSTEP_JOB_TOKEN",

@@ -48,7 +48,11 @@ def pod(slots: int = 1, own: dict[str, Any] = TRAINER) -> dict[str, Any]:
 
 def variables(pod_made: dict[str, Any]) -> dict[str, str]:
     """Of its agent, those that are written down."""
-    return {one["name"]: one["value"] for one in pod_made["spec"]["containers"][0]["env"] if "value" in one}
+    return {
+        variable["name"]: variable["value"]
+        for variable in pod_made["spec"]["containers"][0]["env"]
+        if "value" in variable
+    }
 
 
 def test_its_image_placement_and_volumes_are_its_own() -> None:

@@ -66,8 +66,8 @@ def test_it_has_what_the_step_has_but_nothing_of_argos_and_no_access_to_the_api(
     assert agent["image"] == "registry.example/everstep:1"
     assert agent["command"] == ["python", "-m", "everstep.runtime.agent"]
     assert agent["volumeMounts"] == [{"name": "shared-memory", "mountPath": "/dev/shm"}]
-    assert [one["name"] for one in spec["volumes"]] == ["shared-memory"]
-    assert [one["name"] for one in agent["env"]] == [
+    assert [volume["name"] for volume in spec["volumes"]] == ["shared-memory"]
+    assert [variable["name"] for variable in agent["env"]] == [
         "AWS_REGION", "A", "EVERSTEP_JOB_TOKEN", "EVERSTEP_HOST", "EVERSTEP_IP",
         "EVERSTEP_HOST_IP", "EVERSTEP_ZONE", "OMP_NUM_THREADS",
     ]  # fmt: skip
@@ -126,7 +126,10 @@ def test_hosts_are_asked_for_and_avoided_besides_what_the_template_demands() -> 
     def expressions(pod_made: dict[str, Any]) -> list[list[tuple[str, str, list[str]]]]:
         required = pod_made["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         return [
-            [(one["key"], one["operator"], one["values"]) for one in term["matchExpressions"]]
+            [
+                (expression["key"], expression["operator"], expression["values"])
+                for expression in term["matchExpressions"]
+            ]
             for term in required["nodeSelectorTerms"]
         ]
 

@@ -50,7 +50,7 @@ class Job:
         """The agent in the node's pod, as soon as there is one."""
         name = pod_name(JOB, OWNER, node)
         await self.server.until(lambda: name in self.server.pods)
-        variables = {one["name"]: one.get("value") for one in self.container(node)["env"]}
+        variables = {variable["name"]: variable.get("value") for variable in self.container(node)["env"]}
         self.server.become(name, phase="Running")
         scheme, _, address = str(variables["EVERSTEP_MASTER"]).partition("://")
         return Agent(self._session, address, node, scheme)

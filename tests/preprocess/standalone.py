@@ -44,7 +44,7 @@ class Cluster:
 
     def executors(self) -> list[psutil.Process]:
         """The Java processes in which tasks run."""
-        return [one for one in self.processes() if _runs(one, "CoarseGrainedExecutorBackend")]
+        return [process for process in self.processes() if _runs(process, "CoarseGrainedExecutorBackend")]
 
 
 def spark_environment(folder: Path) -> dict[str, str]:
@@ -106,8 +106,8 @@ def standalone(folder: Path, environment: Mapping[str, str]) -> Iterator[Cluster
         for process in cluster.processes():
             with suppress(psutil.Error):
                 process.kill()
-        for one in started:
-            one.wait()
+        for process in started:
+            process.wait()
 
 
 def _answers(port: int) -> bool:

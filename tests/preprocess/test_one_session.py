@@ -77,7 +77,7 @@ def test_documents_are_mended_left_out_held_out_and_counted(inputs: Path, tmp_pa
     ):
         assert expected
         read = IndexedDataset(tmp_path / f"out/{name}_document")
-        assert [one.tolist() for one in read] == [tokenizer.encode(text).ids for text in expected]
+        assert [document.tolist() for document in read] == [tokenizer.encode(text).ids for text in expected]
     assert result.facts["dropped"] == {
         "unreadable": 0,
         "too short": sum(len(text) < 15 for text in mended),

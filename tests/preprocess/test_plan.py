@@ -20,18 +20,18 @@ files = st.lists(st.lists(st.integers(1, 50), max_size=8), max_size=5)
 
 @given(files, st.integers(1, 30))
 def test_every_byte_has_one_task_in_order_and_cuts_are_borders(gaps: list[list[int]], count: int) -> None:
-    extents = [extent(number, one) for number, one in enumerate(gaps)]
+    extents = [extent(number, gap) for number, gap in enumerate(gaps)]
     planned = shards("train", extents, count)
     assert len(planned) <= count
     assert [shard.number for shard in planned] == list(range(len(planned)))
     pieces = [piece for shard in planned for piece in shard.pieces]
-    for one in extents:
-        mine = [piece for piece in pieces if piece.path == one.path]
+    for file_extent in extents:
+        mine = [piece for piece in pieces if piece.path == file_extent.path]
         ends = [0, *(piece.end for piece in mine)]
         assert [piece.start for piece in mine] == ends[:-1]
-        assert ends[-1] == one.size
-        assert one.borders is not None
-        assert set(ends) <= set(one.borders)
+        assert ends[-1] == file_extent.size
+        assert file_extent.borders is not None
+        assert set(ends) <= set(file_extent.borders)
     assert [int(piece.path) for piece in pieces] == sorted(int(piece.path) for piece in pieces)
 
 

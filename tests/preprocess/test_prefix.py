@@ -128,7 +128,7 @@ def holding(cluster: Cluster) -> psutil.Process | None:
     """The executor of which a Python worker has stopped."""
     for executor in cluster.executors():
         with suppress(psutil.Error):
-            if any(one.status() == psutil.STATUS_STOPPED for one in executor.children(recursive=True)):
+            if any(child.status() == psutil.STATUS_STOPPED for child in executor.children(recursive=True)):
                 return executor
     return None
 
@@ -184,7 +184,7 @@ def test_a_full_disk_is_told_in_one_line_and_nothing_has_a_final_name(inputs: Pa
     """On a file system of 128 KiB, which a mount namespace of the test's own has."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    enter = next((one for one in (["unshare", "-m"], ["unshare", "-Urm"]) if not _fails(*one, "true")), None)
+    enter = next((words for words in (["unshare", "-m"], ["unshare", "-Urm"]) if not _fails(*words, "true")), None)
     if enter is None:
         pytest.skip("no mount namespaces here: no small disk can be made")
     arguments = command(inputs, tmp_path, "--output-prefix", str(disk / "result"), "--tasks", "4")

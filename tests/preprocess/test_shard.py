@@ -45,8 +45,8 @@ def tokenize(folder: Path, documents: list, tasks: int = 1, **settings: object) 
 
 
 def sources(shard_results: list[ShardResult], split: str = "document", key: int = 0) -> list[Source]:
-    splits_kept = [one for each in shard_results for one in each.splits if one.split == split]
-    return [Source(one.parts[key], NOTHING_DROPPED) for one in splits_kept]
+    splits_kept = [files for each in shard_results for files in each.splits if files.split == split]
+    return [Source(files.parts[key], NOTHING_DROPPED) for files in splits_kept]
 
 
 def parts_of(shard_result: ShardResult) -> tuple[Part, ...]:
@@ -114,7 +114,7 @@ def test_megatron_cores_builder_writes_the_same_bytes_and_its_reader_reads_ours(
     for suffix in ("bin", "idx"):
         assert (tmp_path / f"ours.{suffix}").read_bytes() == (tmp_path / f"theirs.{suffix}").read_bytes()
     if tokens:
-        assert [one.tolist() for one in indexed.IndexedDataset(str(tmp_path / "ours"))] == tokens
+        assert [document.tolist() for document in indexed.IndexedDataset(str(tmp_path / "ours"))] == tokens
 
 
 def test_each_key_gets_its_own_texts_and_documents_without_it_are_left_out(tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_documents_beyond_the_limits_are_left_out_and_counted(tmp_path: Path) ->
     job, shard_results = tokenize(tmp_path, texts, 2, cleaning=Cleaning(shortest=2, longest=4), eod=None)
     lengths = assemble(tmp_path / "out", np.dtype("uint16"), job.uri, sources(shard_results))
     assert lengths.tolist() == [2, 6, 4]
-    assert [sum(one.dropped[reason] for one in shard_results) for reason in ("too short", "too long")] == [1, 1]
-    assert sum(one.read for one in shard_results) == 5
+    assert [sum(shard.dropped[reason] for shard in shard_results) for reason in ("too short", "too long")] == [1, 1]
+    assert sum(shard.read for shard in shard_results) == 5
 
 
 @pytest.mark.parametrize("tasks", [1, 5])
@@ -150,7 +150,7 @@ def test_what_is_held_out_depends_on_each_text_alone(tmp_path: Path, tasks: int)
     read = {}
     for split in ("document", "validation"):
         assemble(tmp_path / split, np.dtype("uint16"), job.uri, sources(shard_results, split))
-        read[split] = [bytes(one.tolist()).decode() for one in IndexedDataset(tmp_path / split)]
+        read[split] = [bytes(document.tolist()).decode() for document in IndexedDataset(tmp_path / split)]
     held_out = [text for text in texts if digest_of([text])[:8] < (1 << 62).to_bytes(8, "big")]
     assert 20 < len(held_out) < 80
     assert read == {"document": [text for text in texts if text not in held_out], "validation": held_out}
@@ -193,12 +193,14 @@ def test_the_documents_that_are_shown_do_not_depend_on_the_tasks(tmp_path: Path)
     for tasks in (1, 4):
         _, shard_results = tokenize(tmp_path, texts, tasks)
         samples = Samples()
-        for one in shard_results:
-            for sample in one.samples:
+        for shard in shard_results:
+            for sample in shard.samples:
                 samples.take(sample)
         samples_shown.append(samples.in_order())
     assert samples_shown[0] == samples_shown[1]
-    assert [one.texts[0] for one in samples_shown[0]] == sorted(texts, key=lambda text: digest_of([text]))[:SAMPLES]
+    assert [sample.texts[0] for sample in samples_shown[0]] == sorted(texts, key=lambda text: digest_of([text]))[
+        :SAMPLES
+    ]
 
 
 def test_after_a_refused_text_no_further_shard_is_begun(tmp_path: Path) -> None:
@@ -242,7 +244,9 @@ def test_shards_in_a_store_are_those_of_a_folder_and_are_taken_again(tmp_path: P
         for split in ("document", "validation"):
             assemble(tmp_path / f"{split}{number}", np.dtype("uint16"), uri, sources(shard_results, split))
         contents.append([(tmp_path / f"{name}{number}.bin").read_bytes() for name in ("document", "validation")])
-        hashes = [Hashes(0, f"{uri}/{one.digests}", one.documents) for each in shard_results for one in each.splits]
+        hashes = [
+            Hashes(0, f"{uri}/{files.digests}", files.documents) for each in shard_results for files in each.splits
+        ]
         assert sum(len(piece.hashes) // 16 for part in hashes for _, piece in by_kind(2, part)) == 60
     assert contents[0] == contents[1]
     assert all(contents[0])

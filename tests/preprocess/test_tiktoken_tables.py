@@ -24,7 +24,7 @@ def table() -> bytes:
     vocab = json.loads(train(iter(TEXTS * 20), 400, "", False).json)["model"]["vocab"]
     tokens = sorted((number, name) for name, number in vocab.items() if name != EOD)
     lines = (
-        base64.b64encode(bytes(byte[one] for one in name)) + f" {rank}".encode()
+        base64.b64encode(bytes(byte[character] for character in name)) + f" {rank}".encode()
         for rank, (_, name) in enumerate(tokens)
     )
     return b"\n".join(lines) + b"\n"

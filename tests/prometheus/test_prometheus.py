@@ -26,7 +26,7 @@ from tests.master.shell import TOKEN, Shell, TroubledStore
 
 METRICS = ROOT / "templates" / "metrics"
 PACKAGES = tuple(f"github.com/prometheus/prometheus/cmd/{name}" for name in ("prometheus", "promtool"))
-NAMES = {one.name + {"counter": "_total", "info": "_info"}.get(one.type, "") for one in FAMILIES}
+NAMES = {family.name + {"counter": "_total", "info": "_info"}.get(family.type, "") for family in FAMILIES}
 DEADLINE_S = 120.0
 
 
@@ -131,10 +131,12 @@ def test_a_real_prometheus_reads_every_metric_of_a_real_master(programs: Path, t
     async def story(address: str) -> None:
         async with aiohttp.ClientSession() as session:
             await until_scraped(session, address)
-            names = {one["metric"]["__name__"] for one in await query(session, address, '{__name__=~"everstep_.*"}')}
+            names = {
+                sample["metric"]["__name__"] for sample in await query(session, address, '{__name__=~"everstep_.*"}')
+            }
             assert names == NAMES
             nodes = await query(session, address, "everstep_node_iteration")
-            assert {(one["metric"]["node"], one["value"][1]) for one in nodes} == {
+            assert {(sample["metric"]["node"], sample["value"][1]) for sample in nodes} == {
                 ("worker-0-0", "7"), ("worker-1-0", "7")
             }  # fmt: skip
             assert (await query(session, address, "everstep_tokens_total"))[0]["value"][1] == "100"

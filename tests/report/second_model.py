@@ -19,10 +19,10 @@ class Model:
 
     def __init__(self, records: Sequence[job.Record], lines: Lines, begin: int, end: int) -> None:
         self.records, self.lines, self.begin, self.end = records, lines, begin, end
-        self.rounds = {one.round.number: one for one in records if isinstance(one, job.RoundFormed)}
+        self.rounds = {record.round.number: record for record in records if isinstance(record, job.RoundFormed)}
 
     def nodes(self) -> list[str]:
-        node_names = [one.node for one in self.records if isinstance(one, job.NodeRequested)]
+        node_names = [record.node for record in self.records if isinstance(record, job.NodeRequested)]
         return list(dict.fromkeys(node_names))
 
     def seconds(self, node: str) -> list[Activity | None]:
@@ -31,11 +31,11 @@ class Model:
 
     def _of(self, kind: type, until: float, **fields: object) -> list[Any]:
         return [
-            one
-            for one in self.records
-            if isinstance(one, kind)
-            and one.time < until
-            and all(getattr(one, name) == value for name, value in fields.items())
+            record
+            for record in self.records
+            if isinstance(record, kind)
+            and record.time < until
+            and all(getattr(record, name) == value for name, value in fields.items())
         ]
 
     def members(self, number: int) -> list[str]:
@@ -47,9 +47,9 @@ class Model:
         return float("inf") if place is None else self.records[place].time
 
     def _place_of_end(self, number: int) -> int | None:
-        for place, one in enumerate(self.records):
-            if one.time >= self.rounds[number].time and (
-                isinstance(one, job.JobEnded) or (isinstance(one, job.RoundBroken) and one.round == number)
+        for place, record in enumerate(self.records):
+            if record.time >= self.rounds[number].time and (
+                isinstance(record, job.JobEnded) or (isinstance(record, job.RoundBroken) and record.round == number)
             ):
                 return place
         return None
@@ -57,7 +57,7 @@ class Model:
     def _joins_after(self, node: str, number_left: int) -> list[job.NodeJoined]:
         """Its joins after the end of that round; all, if it was in none (0)."""
         place = (self._place_of_end(number_left) or 0) if number_left else 0
-        return [one for one in self.records[place:] if isinstance(one, job.NodeJoined) and one.node == node]
+        return [record for record in self.records[place:] if isinstance(record, job.NodeJoined) and record.node == node]
 
     def at(self, node: str, t: float) -> Activity | None:
         came = self._of(job.NodeRequested, t, node=node)
@@ -84,8 +84,8 @@ class Model:
     def _between(self, node: str, t: float) -> Activity:
         rounds_left = [n for n in self.rounds if node in self.members(n) and self.over(n) < t]
         joins = self._joins_after(node, max(rounds_left, default=0))
-        joined = [one for one in joins if one.time < t]
-        following = [n for n, one in self.rounds.items() if one.time > t and node in self.members(n)]
+        joined = [join for join in joins if join.time < t]
+        following = [n for n, round_ in self.rounds.items() if round_.time > t and node in self.members(n)]
         if joined:
             if not following:
                 return Activity.WAITING
@@ -94,14 +94,16 @@ class Model:
             return Activity.RENDEZVOUS if t > last else Activity.WAITING
         if not rounds_left:
             return Activity.CHECK if joins and t > joins[0].time - joins[0].checked else Activity.WAITING
-        judged = [one.time for one in self._of(job.FaultJudged, float("inf"), round=max(rounds_left))]
+        judged = [record.time for record in self._of(job.FaultJudged, float("inf"), round=max(rounds_left))]
         return Activity.DECIDE if judged and t < max(judged) else Activity.RENDEZVOUS
 
     def _join_before(self, node: str, number: int) -> float:
         """When it joined that round: its first join since it left the one before."""
         rounds_left = [n for n in self.rounds if node in self.members(n) and n < number]
         formed = self.rounds[number].time
-        joins = [one.time for one in self._joins_after(node, max(rounds_left, default=0)) if one.time <= formed]
+        joins = [
+            record.time for record in self._joins_after(node, max(rounds_left, default=0)) if record.time <= formed
+        ]
         return joins[0] if joins else formed
 
     def points(self, number: int) -> list[Mapping[str, Any]]:
@@ -111,7 +113,7 @@ class Model:
         over = self.over(number)
         for hang_record in self._of(job.HangSeen, float("inf"), round=number):
             later = self.records[self.records.index(hang_record) :]
-            moves = [one.time for one in later if isinstance(one, job.HangOver) and one.round == number]
+            moves = [record.time for record in later if isinstance(record, job.HangOver) and record.round == number]
             if hang_record.time - hang_record.still_s < t < min([over, *moves]):
                 return Activity.HUNG
         points = self.points(number)
@@ -125,7 +127,7 @@ class Model:
             if t < point["time"]:
                 begin = points[at - 1]["time"] if at else max(first, self.rounds[number].time)
                 return self._in_iteration(points, at, begin, t)
-        others = [one["seconds"] for one in points[1:20]]
+        others = [earlier["seconds"] for earlier in points[1:20]]
         pace = median_low(others) if others else points[0]["seconds"]
         return self._after(t, died, detected_at, Activity.RECOMPUTED, number, points[-1]["time"] + pace)
 
@@ -133,7 +135,7 @@ class Model:
         point = points[at]
         if t > point["time"] - point["stall_s"]:
             return Activity.SAVE
-        others = [one["seconds"] for one in points[1:20]]
+        others = [earlier["seconds"] for earlier in points[1:20]]
         if at == 0 and others and t < begin + point["seconds"] - median_low(others):
             return Activity.COMPILE
         if t > point["time"] - point["stall_s"] - point.get("evaluation_s", 0):
@@ -146,7 +148,7 @@ class Model:
         faults = self._of(job.WorkerFaulted, float("inf"), round=number)
         if not faults:
             return None, 0.0
-        first = min(faults, key=lambda one: one.died)
+        first = min(faults, key=lambda fault: fault.died)
         return first.died, first.time
 
     def _after(
@@ -155,7 +157,7 @@ class Model:
         """After the last iteration, or in a round without any."""
         broken = self._of(job.RoundBroken, float("inf"), round=number)
         if not broken:
-            commits = [one.time for one in self._of(job.Committed, self.over(number) + 0.1)]
+            commits = [record.time for record in self._of(job.Committed, self.over(number) + 0.1)]
             if before is Activity.STARTUP:
                 return Activity.STARTUP
             return Activity.SAVE if any(time > t for time in commits) else Activity.OTHER

@@ -118,7 +118,7 @@ def test_how_often_the_state_goes_to_the_store_is_told_when_it_changes() -> None
 def test_what_was_trained_is_found_as_by_looking_at_all(
     spans_trained: list[tuple[int, int]], number: int, iteration: int, until: int
 ) -> None:
-    points = [Point(float(time), *one) for time, one in enumerate(spans_trained)]
+    points = [Point(float(time), *span) for time, span in enumerate(spans_trained)]
     trained = _PointsByRound(points)
     before = [p.iteration for p in points if p.round < number or (p.round == number and p.time <= until)]
     assert trained.newest(number, until) == max(before, default=0)

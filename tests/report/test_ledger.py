@@ -26,15 +26,15 @@ def test_the_ledger_has_no_gap_no_overlap_and_equals_the_model(seed: int, begin:
     for name in model.nodes():
         expected = model.seconds(name)
         seconds: list[Activity | None] = [None] * (end - begin)
-        for spell in nodes[name].spells() if name in nodes else ():
-            assert begin <= spell.begin < spell.end <= end
-            for second in range(int(spell.begin), int(spell.end)):
+        for stretch in nodes[name].stretches() if name in nodes else ():
+            assert begin <= stretch.begin < stretch.end <= end
+            for second in range(int(stretch.begin), int(stretch.end)):
                 assert seconds[second - begin] is None, "a second is in the ledger twice"
-                seconds[second - begin] = spell.activity
+                seconds[second - begin] = stretch.activity
         assert seconds == expected, name
         if name in nodes:
-            sums = {one: float(expected.count(one)) for one in Activity if one in expected}
-            assert {one: some for one, some in nodes[name].seconds.items() if some} == pytest.approx(sums)
+            sums = {activity: float(expected.count(activity)) for activity in Activity if activity in expected}
+            assert {activity: some for activity, some in nodes[name].seconds.items() if some} == pytest.approx(sums)
 
 
 @given(st.integers(0, 10**9))
@@ -59,4 +59,4 @@ def test_a_node_that_comes_again_is_not_there_in_between() -> None:
     ]
     job_ledger = ledger(history(records, []), 1, 9)
     assert job_ledger is not None
-    assert [(spell.begin, spell.end) for spell in job_ledger.nodes[0].spells()] == [(1, 3), (7, 9)]
+    assert [(stretch.begin, stretch.end) for stretch in job_ledger.nodes[0].stretches()] == [(1, 3), (7, 9)]

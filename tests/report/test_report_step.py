@@ -75,7 +75,7 @@ def test_the_handler_is_told_which_task_follows_which() -> None:
             second >> third  # pyright: ignore[reportUnusedExpression]
         report.on_exit(workflow)
     templates = workflow.to_dict()["spec"]["templates"]
-    (handler,) = [one for one in templates if one["name"] == "report"]
+    (handler,) = [template for template in templates if template["name"] == "report"]
     (graph,) = [word.partition("=")[2] for word in handler["container"]["args"] if word.startswith("--graph=")]
     assert parse_graph(graph) == {"corpus": (), "model": (), "tokenize": ("corpus", "model")}
 

@@ -68,7 +68,9 @@ def test_when_a_switch_goes_the_state_comes_from_the_store() -> None:
 
 
 def test_a_silent_machine_is_missed_later() -> None:
-    loud, silent = (simulate(8, trace(Failure(HOUR, (3,), silent=one)), Policy("p"), COST) for one in (False, True))
+    loud, silent = (
+        simulate(8, trace(Failure(HOUR, (3,), silent=is_silent)), Policy("p"), COST) for is_silent in (False, True)
+    )
     assert silent.recoveries[0] - loud.recoveries[0] == pytest.approx(COST.silent_s - COST.detect_s)
 
 
@@ -82,7 +84,7 @@ def test_the_same_seed_gives_the_same_outcome() -> None:
 def test_failures_come_as_often_as_their_rate_says() -> None:
     drawn = draw_trace(2048, 54 * 24 * HOUR, Rates(), 0)  # Llama 3: 419 unexpected interruptions in 54 days.
     assert 350 < len(drawn.failures) < 490
-    assert sorted(one.time for one in drawn.failures) == [one.time for one in drawn.failures]
+    assert sorted(failure.time for failure in drawn.failures) == [failure.time for failure in drawn.failures]
 
 
 def test_a_picture_has_the_share_of_nodes_that_trained() -> None:
@@ -120,7 +122,7 @@ def test_the_command_prints_a_table_and_draws(tmp_path: Path, capsys: pytest.Cap
     assert ElementTree.parse(tmp_path / "p.svg").getroot().tag.endswith("svg")
     assert main([*words, "-o", "json"]) == 0
     outcomes = json.loads(capsys.readouterr().out)
-    assert [one["policy"] for one in outcomes] == ["a", "b"]
+    assert [outcome["policy"] for outcome in outcomes] == ["a", "b"]
     assert 0 < outcomes[0]["goodput"] < 1
 
 

@@ -14,8 +14,8 @@ def brain() -> Brain:
     return opened
 
 
-def joins(one: Brain) -> list[Joined]:
-    return [Joined(Join(name, "worker", node.host, 1, "a:1", 1)) for name, node in one.state.nodes.items()]
+def joins(brain_: Brain) -> list[Joined]:
+    return [Joined(Join(name, "worker", node.host, 1, "a:1", 1)) for name, node in brain_.state.nodes.items()]
 
 
 def test_joins_of_one_moment_form_the_round_that_they_form_one_by_one() -> None:
@@ -28,9 +28,9 @@ def test_joins_of_one_moment_form_the_round_that_they_form_one_by_one() -> None:
 
 
 def test_a_refused_one_changes_nothing_and_stops_no_other() -> None:
-    one = brain()
+    brain_ = brain()
     stranger = Joined(Join("nobody", "worker", "h", 1, "a:1", 1))
-    decisions = one.handle_together([stranger, *joins(one)], 2.0)
+    decisions = brain_.handle_together([stranger, *joins(brain_)], 2.0)
     assert all(isinstance(decision, WriteRecord) for decision in decisions)
-    assert "nobody" not in one.state.nodes
-    assert one.state.round is not None
+    assert "nobody" not in brain_.state.nodes
+    assert brain_.state.round is not None

@@ -190,8 +190,12 @@ def test_a_forked_process_shares_no_connection_with_its_parent(s3: MinIO) -> Non
         assert isinstance(store, S3Store)
         pool = store._requests._minio._http.connection_from_url(s3.endpoint).pool
         assert pool
-        listing = [one for one in [pool.get_nowait() for _ in range(pool.qsize())] if one and one.sock]
-        return [one.sock.getsockname()[1] for one in [*store._requests._idle, *listing]]
+        listing = [
+            connection
+            for connection in [pool.get_nowait() for _ in range(pool.qsize())]
+            if connection and connection.sock
+        ]
+        return [connection.sock.getsockname()[1] for connection in [*store._requests._idle, *listing]]
 
     store = open_store(s3.new_prefix())
     store.put("a", b"1")

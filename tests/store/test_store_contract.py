@@ -175,7 +175,7 @@ KEYS = st.lists(
 def test_listing_gives_the_keys_of_the_prefix_in_key_order(
     new_uri: Callable[[], str], keys: list[str], prefix: str
 ) -> None:
-    leaves = [key for key in keys if not any(other.startswith(key + "/") for other in keys)]
+    leaves = [key for key in keys if not any(inner.startswith(key + "/") for inner in keys)]
     store = open_store(new_uri())
     for key in leaves:
         store.put(key, key.encode())

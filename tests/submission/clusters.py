@@ -202,14 +202,18 @@ class KubeApi(_Handler):
                 self.one(name)
             case ["api", "v1", "namespaces", _, "configmaps"]:
                 key = query["labelSelector"]
-                config_maps = [one for one in self.cluster.config_maps.values() if key in one["metadata"]["labels"]]
+                config_maps = [
+                    config_map
+                    for config_map in self.cluster.config_maps.values()
+                    if key in config_map["metadata"]["labels"]
+                ]
                 self.yes({"kind": "ConfigMapList", "apiVersion": "v1", "metadata": {}, "items": config_maps})
             case ["api", "v1", "namespaces", _, "configmaps", name] if self.command == "PATCH":
                 self.cluster.config_maps[name]["data"] |= body["data"]
                 self.yes(self.cluster.config_maps[name])
             case ["api", "v1", "namespaces", _, "pods"]:
                 key, _, value = query["labelSelector"].partition("=")
-                config_maps = [one for one in self.cluster.pods if one["metadata"]["labels"].get(key) == value]
+                config_maps = [pod for pod in self.cluster.pods if pod["metadata"]["labels"].get(key) == value]
                 self.yes({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": config_maps})
             case ["api", "v1", "namespaces", _, "pods", pod, "log"]:
                 if pod not in self.cluster.logs:

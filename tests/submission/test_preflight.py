@@ -50,7 +50,7 @@ def secret(values: dict[str, str]) -> dict[str, str]:
 
 def problems(findings: list[Finding]) -> list[tuple[str, str]]:
     """What is not ready."""
-    return [(one.verdict.value, one.text) for one in findings if one.verdict is not Verdict.READY]
+    return [(finding.verdict.value, finding.text) for finding in findings if finding.verdict is not Verdict.READY]
 
 
 def test_nothing_is_said_against_a_namespace_that_is_ready(route: CustomResource) -> None:
@@ -178,7 +178,7 @@ def test_an_answer_that_does_not_come_is_not_waited_for(route: CustomResource, c
         findings = route.ask(lambda api: examine(api, NEEDS, within_s=0.05))
     finally:
         gate.set()
-    assert {one.verdict for one in findings} == {Verdict.DOUBTFUL}
+    assert {finding.verdict for finding in findings} == {Verdict.DOUBTFUL}
     assert findings[0].text == "your right to submit: no answer in 0.05 s"
 
 

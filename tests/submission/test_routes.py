@@ -304,9 +304,11 @@ def test_empty_parameters_are_left_out_and_what_refers_to_them_is_empty() -> Non
     }
     spec = {"arguments": {"parameters": parameters}, "entrypoint": "main", "templates": [template, other_template]}
     workflow = for_argo({"metadata": {}, "spec": spec}, "x", "ml", ClusterOptions(), "everstep:0")["spec"]
-    assert [one["name"] for one in workflow["arguments"]["parameters"]] == ["model", "seen"]
+    assert [parameter["name"] for parameter in workflow["arguments"]["parameters"]] == ["model", "seen"]
     assert workflow["templates"][0]["container"]["args"] == ["--script=", words[1]]
-    assert [one["name"] for one in spec["arguments"]["parameters"]] == ["model", "script", "seen"], "the user's stays"
+    assert [parameter["name"] for parameter in spec["arguments"]["parameters"]] == ["model", "script", "seen"], (
+        "the user's stays"
+    )
 
 
 def test_a_parameter_stays_when_all_of_them_are_asked_for() -> None:

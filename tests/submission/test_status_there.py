@@ -60,7 +60,7 @@ def test_a_steps_pod_on_a_dead_machine_is_told_with_what_mends_it(
 
 def test_pods_that_end_in_time_or_have_ended_are_not_told() -> None:
     assert [
-        one["name"] for one in overdue_pods([pod("a"), pod("b", deleted_at=""), pod("c", phase="Failed")], LATE)
+        overdue["name"] for overdue in overdue_pods([pod("a"), pod("b", deleted_at=""), pod("c", phase="Failed")], LATE)
     ] == ["a"]
     assert overdue_pods([pod("a")], LATE - 2) == []
 

@@ -29,7 +29,7 @@ def project() -> dict[str, Any]:
 def test_every_package_has_one_version_and_hashes_and_no_address(name: str) -> None:
     text = (ROOT / name).read_text()
     packages = parse_lock(text)
-    assert len({one.name for one in packages}) == len(packages) > 1
+    assert len({package.name for package in packages}) == len(packages) > 1
     assert not ANYWHERE.search(text)
 
 
@@ -50,13 +50,13 @@ def test_a_lock_that_is_behind_is_told_line_by_line() -> None:
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_all_that_an_image_gets_is_locked_at_the_version_that_is_tested(image: str) -> None:
-    versions = {one.name: one.version for one in parse_lock((ROOT / "constraints.txt").read_text())}
+    versions = {package.name: package.version for package in parse_lock((ROOT / "constraints.txt").read_text())}
     locked_versions = {name: package.version for name, package in image_packages(image).items()}
     assert locked_versions.items() <= versions.items()
 
 
 def test_for_linux_the_libraries_of_cuda_and_triton_are_locked() -> None:
-    names = {one.name for one in parse_lock((ROOT / "constraints.txt").read_text())}
+    names = {package.name for package in parse_lock((ROOT / "constraints.txt").read_text())}
     assert names >= {"triton", "nvidia-cublas", "nvidia-cudnn-cu13", "nvidia-nccl-cu13", "nvidia-cusparselt-cu13"}
 
 

@@ -34,7 +34,7 @@ def layers(tmp_path: Path) -> list[Path]:
 def blobs(path: Path) -> dict[str, bytes]:
     """The content of the archive's files by name."""
     with tarfile.open(path) as archive:
-        return {one.name: archive.extractfile(one).read() for one in archive.getmembers()}  # type: ignore[union-attr]
+        return {member.name: archive.extractfile(member).read() for member in archive.getmembers()}  # type: ignore[union-attr]
 
 
 def blob(content: dict[str, bytes], descriptor: dict[str, Any]) -> bytes:
@@ -68,12 +68,12 @@ def test_each_blob_is_named_by_its_digest(tmp_path: Path, layers: list[Path]) ->
 def test_layers_keep_modes_links_and_hard_links(tmp_path: Path, layers: list[Path]) -> None:
     write_archive(tmp_path / "image.tar", layers, ABOUT, {"secret"})
     config, (below, above) = unpack(tmp_path, tmp_path / "image.tar")
-    of = {one.name: one for one in below}
+    of = {member.name: member for member in below}
     assert stat.S_IMODE(of["opt/app/run"].mode) == 0o755
     assert of["opt/link"].linkname == "app/run"
     assert of["opt/same"].islnk()
-    assert all(one.mtime <= ABOUT.created for one in (*below, *above))
-    assert [one.name for one in above] == ["opt", "opt/app", "opt/app/new"], "what is left out is not there"
+    assert all(member.mtime <= ABOUT.created for member in (*below, *above))
+    assert [member.name for member in above] == ["opt", "opt/app", "opt/app/new"], "what is left out is not there"
     assert len(config["rootfs"]["diff_ids"]) == 2
     assert config["config"]["User"] == "1000:1000"
     assert config["config"]["Env"] == ["HOME=/tmp"]
@@ -91,8 +91,8 @@ def test_a_removed_file_and_a_replaced_folder_stay_so(tmp_path: Path, layers: li
     os.setxattr(layers[1] / "opt", "trusted.overlay.opaque", b"y")
     write_archive(tmp_path / "image.tar", layers, ABOUT)
     _, (_, above) = unpack(tmp_path, tmp_path / "image.tar")
-    assert {"opt/.wh..wh..opq", "opt/app/.wh.old"} <= {one.name for one in above}
-    assert "opt/app/old" not in {one.name for one in above}
+    assert {"opt/.wh..wh..opq", "opt/app/.wh.old"} <= {member.name for member in above}
+    assert "opt/app/old" not in {member.name for member in above}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root sets the attributes of an overlay")

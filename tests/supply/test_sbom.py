@@ -15,22 +15,22 @@ def test_it_lists_what_the_image_gets(image: str) -> None:
     sbom = bill(image)
     assert (sbom["bomFormat"], sbom["specVersion"], sbom["version"]) == ("CycloneDX", "1.6", 1)
     assert re.fullmatch(r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", sbom["serialNumber"])
-    listed = {one["name"]: one for one in sbom["components"]}
-    assert {name: one["version"] for name, one in listed.items()} == {
+    listed = {component["name"]: component for component in sbom["components"]}
+    assert {name: component["version"] for name, component in listed.items()} == {
         name: package.version for name, package in image_packages(image).items()
     }
-    for name, one in listed.items():
-        assert one["purl"] == one["bom-ref"] == f"pkg:pypi/{name}@{one['version']}"
-        assert one["type"] == "library"
-        assert one["licenses"][0]["expression"]
+    for name, component in listed.items():
+        assert component["purl"] == component["bom-ref"] == f"pkg:pypi/{name}@{component['version']}"
+        assert component["type"] == "library"
+        assert component["licenses"][0]["expression"]
 
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_what_needs_what_is_told_among_those_that_are_listed(image: str) -> None:
     sbom = bill(image)
     own = sbom["metadata"]["component"]["bom-ref"]
-    known_refs = {own, *(one["bom-ref"] for one in sbom["components"])}
-    edges = {one["ref"]: one["dependsOn"] for one in sbom["dependencies"]}
+    known_refs = {own, *(component["bom-ref"] for component in sbom["components"])}
+    edges = {dependency["ref"]: dependency["dependsOn"] for dependency in sbom["dependencies"]}
     assert edges.keys() == known_refs
     assert {name for below in edges.values() for name in below} == known_refs - {own}
 

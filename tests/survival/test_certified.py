@@ -102,7 +102,9 @@ def check_replay(step: TrainStep, named: list[str]) -> None:
     (rejected,) = [record for record in records if record["kind"] == "StateRejected"]
     assert (rejected["iteration"], rejected["nodes"]) == (DUE, named)
     assert "computed again" in rejected["detail"]
-    certified = [one["iteration"] for one in records if one["kind"] == "StateCertified" and one["round"] == 1]
+    certified = [
+        record["iteration"] for record in records if record["kind"] == "StateCertified" and record["round"] == 1
+    ]
     assert max(certified) < DUE
     assert [record["node"] for record in records if record["kind"] == "FaultJudged" and record["avoid"]] == named
     assert step.leftovers() == []
@@ -122,7 +124,7 @@ def test_a_batch_whose_loss_is_unsound_again_is_skipped_and_the_rest_is_trained_
     records = certified.records()
     assert [record["iteration"] for record in records if record["kind"] == "StateRejected"] == [bad, bad]
     assert [record["iteration"] for record in records if record["kind"] == "BatchSkipped"] == [bad]
-    restores = [one["round"]["restore"] for one in records if one["kind"] == "RoundFormed"]
-    assert [one["iteration"] for one in restores if one] == [bad - bad % EVERY] * 2
+    restores = [record["round"]["restore"] for record in records if record["kind"] == "RoundFormed"]
+    assert [restore["iteration"] for restore in restores if restore] == [bad - bad % EVERY] * 2
     assert tensors(certified.checkpoint()) == tensors(calm.checkpoint())
     assert certified.leftovers() == []

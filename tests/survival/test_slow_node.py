@@ -46,15 +46,18 @@ def test_a_slow_node_is_replaced_and_the_training_goes_on_where_it_was(training:
     assert (tmp_path / "planted").exists()
     records = training.records()
     slow, broken, judged = (
-        next(one for one in records if one["kind"] == kind) for kind in ("SlowSeen", "RoundBroken", "FaultJudged")
+        next(record for record in records if record["kind"] == kind)
+        for kind in ("SlowSeen", "RoundBroken", "FaultJudged")
     )
     assert (slow["node"], slow["ranks"], slow["part"]) == ("worker-1-0", [1], "compute")
     assert (broken["reason"], broken["node"]) == ("straggler", "worker-1-0"), training.last_words()
     assert (judged["decision"], judged["node"], judged["avoid"]) == (Decision.EXCLUDE, "worker-1-0", True)
-    (replacement,) = (one for one in records if one["kind"] == "NodeRequested" and one["node"] == "worker-1-1")
+    (replacement,) = (
+        record for record in records if record["kind"] == "NodeRequested" and record["node"] == "worker-1-1"
+    )
     assert replacement["host"] != "local-1"
-    first, *_, last = (one["round"] for one in records if one["kind"] == "RoundFormed")
-    assert {one["node"] for one in first["members"]["worker"]} == {"worker-0-0", "worker-1-0", "worker-2-0"}
-    assert {one["node"] for one in last["members"]["worker"]} == {"worker-0-0", "worker-1-1", "worker-2-0"}
+    first, *_, last = (record["round"] for record in records if record["kind"] == "RoundFormed")
+    assert {member["node"] for member in first["members"]["worker"]} == {"worker-0-0", "worker-1-0", "worker-2-0"}
+    assert {member["node"] for member in last["members"]["worker"]} == {"worker-0-0", "worker-1-1", "worker-2-0"}
     trained = {line["iteration"] for line in training.telemetry() if "loss" in line}
     assert set(range(1, broken["iteration"] + 40)) - trained <= {broken["iteration"], broken["iteration"] + 1}

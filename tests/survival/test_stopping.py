@@ -34,7 +34,7 @@ def goes_on(training: TrainStep) -> None:
 def restored_iterations(training: TrainStep) -> list[int]:
     """The iteration that each round began from."""
     formed = [record["round"] for record in training.records() if record["kind"] == "RoundFormed"]
-    return [(one.get("restore") or {}).get("iteration", 0) for one in formed]
+    return [(round_.get("restore") or {}).get("iteration", 0) for round_ in formed]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -73,8 +73,8 @@ def test_a_training_that_is_told_to_end_ends_its_iteration_first(
     assert ("one in" in (training.folder / "logs/worker-0-0.log").read_text()) == rarely
     stop(training, signal.SIGTERM)
     assert training.finish() == 143, training.last_words()
-    (ended,) = (one for one in training.records() if one["kind"] == "JobEnded")
-    newest = max(one["iteration"] for one in training.records() if one["kind"] == "Committed")
+    (ended,) = (record for record in training.records() if record["kind"] == "JobEnded")
+    newest = max(record["iteration"] for record in training.records() if record["kind"] == "Committed")
     assert newest >= max(ended["iteration"], reached)
     goes_on(training)
     training.flags["script-args"] = script

@@ -182,7 +182,7 @@ def test_fifty_rounds_leave_no_descriptor_thread_or_memory_in_a_survivor(trainin
     measurements = residues(training, 50)
     assert len(processes(training)) > 50
     settled, last = measurements[9:19], measurements[-10:]
-    assert min(one.files for one in last) <= max(one.files for one in settled)
-    assert min(one.threads for one in last) <= max(one.threads for one in settled)
-    assert min(one.segments for one in last) <= max(one.segments for one in settled)
-    assert min(one.memory for one in last) <= max(one.memory for one in settled) + 16, measurements
+    assert min(reading.files for reading in last) <= max(reading.files for reading in settled)
+    assert min(reading.threads for reading in last) <= max(reading.threads for reading in settled)
+    assert min(reading.segments for reading in last) <= max(reading.segments for reading in settled)
+    assert min(reading.memory for reading in last) <= max(reading.memory for reading in settled) + 16, measurements

@@ -84,6 +84,8 @@ def test_gradients_of_micro_batches_add_up_to_those_of_the_whole_batch(
         model = build_model("tiny", 32, 0)
         options = argparse.Namespace(micro_batch=micro_batch, precision=kind)
         loss = add_gradients(model, batch, options, torch.device("cpu"))
-        norm = torch.nn.utils.get_total_norm([one.grad for one in model.parameters() if one.grad is not None])
+        norm = torch.nn.utils.get_total_norm(
+            [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        )
         steps.append((loss.item(), norm.item()))
     assert steps[1] == pytest.approx(steps[0], rel=near)

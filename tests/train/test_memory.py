@@ -49,7 +49,7 @@ def test_tiny_has_as_many_parameters_as_its_formula_says() -> None:
     from everstep.steps.train.llama import build_model
 
     model = build_model("tiny", 100, seed=0)
-    assert tiny_parameters(100) == sum(one.numel() for one in model.parameters())
+    assert tiny_parameters(100) == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_smollm2_has_the_parameters_of_its_published_shape() -> None:

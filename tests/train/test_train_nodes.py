@@ -192,7 +192,7 @@ def test_the_specs_priority_and_scheduler_are_its_pods() -> None:
         async with server as url, sibling_pods(OwnPod("step", Access(url, "ml")), spec, scheduling) as place:
             await place.platform.observe()
             await place.platform.create(NodeRequest("worker-0-0", "worker", "", {}, [], Resources()))
-        (pod,) = [one for name, one in server.pods.items() if name != "step"]
+        (pod,) = [pod for name, pod in server.pods.items() if name != "step"]
         assert (pod["spec"]["schedulerName"], pod["spec"]["priorityClassName"]) == ("volcano", "high")
 
     asyncio.run(story())

@@ -11,10 +11,10 @@ _THREADS = st.builds(Thread, st.sampled_from(["MainThread", "loader"]), st.lists
 STACKS = st.lists(
     st.builds(RankStacks, st.integers(0, 9), st.lists(_THREADS, max_size=3).map(tuple)),
     max_size=6,
-    unique_by=lambda one: one.rank,
+    unique_by=lambda stacks: stacks.rank,
 )
 
 
 def stack(rank: int, *frames: tuple[str, str, int]) -> RankStacks:
     """One rank with a main thread."""
-    return RankStacks(rank, (Thread("MainThread", tuple(Frame(*one) for one in frames)),))
+    return RankStacks(rank, (Thread("MainThread", tuple(Frame(*frame) for frame in frames)),))

@@ -42,17 +42,17 @@ def test_a_log_reads_back(stacks: list[RankStacks]) -> None:
 
 
 def test_a_text_of_py_spy_is_read() -> None:
-    (one,) = parse_dump("rank-3.txt", PY_SPY)
-    assert (one.rank, [thread.name for thread in one.threads]) == (3, ["MainThread", "loader"])
-    assert [frame.place for frame in one.threads[0].frames] == ["stuck@sp.py:2", "Condition.wait@threading.py:331"]
-    assert one.threads[1].state == "active+gil"
+    (stacks,) = parse_dump("rank-3.txt", PY_SPY)
+    assert (stacks.rank, [thread.name for thread in stacks.threads]) == (3, ["MainThread", "loader"])
+    assert [frame.place for frame in stacks.threads[0].frames] == ["stuck@sp.py:2", "Condition.wait@threading.py:331"]
+    assert stacks.threads[1].state == "active+gil"
 
 
 def test_a_text_of_faulthandler_is_read_with_its_main_thread_last() -> None:
-    (one,) = parse_dump("rank_0", FAULTHANDLER)
-    assert one.main is not None
-    assert [frame.place for frame in one.main.frames] == ["<module>@/home/me/sp.py:4"]
-    assert [frame.function for frame in one.threads[1].frames] == ["stuck", "wait"]
+    (stacks,) = parse_dump("rank_0", FAULTHANDLER)
+    assert stacks.main is not None
+    assert [frame.place for frame in stacks.main.frames] == ["<module>@/home/me/sp.py:4"]
+    assert [frame.function for frame in stacks.threads[1].frames] == ["stuck", "wait"]
 
 
 def test_a_folder_of_dumps_is_one_picture_and_what_is_none_is_refused(tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_a_folder_of_dumps_is_one_picture_and_what_is_none_is_refused(tmp_path: 
 
 
 def test_stacks_survive_json(tmp_path: Path) -> None:
-    (one,) = parse_dump("rank-3.txt", PY_SPY)
-    (tmp_path / "any.json").write_bytes(msgspec.json.encode([one]))
-    assert [look.stacks for look in read_dumps(tmp_path)] == [one]
+    (stacks,) = parse_dump("rank-3.txt", PY_SPY)
+    (tmp_path / "any.json").write_bytes(msgspec.json.encode([stacks]))
+    assert [look.stacks for look in read_dumps(tmp_path)] == [stacks]
 
 
 STUCK = """
@@ -91,22 +91,22 @@ def test_where_ptrace_is_refused_the_process_writes_its_stacks_itself(
     board = tmp_path / "board-0"
     with _process(str(stack_file(board)), str(int(STACK_SIGNAL))) as process:
         monkeypatch.setattr(reader.sys, "executable", str(tmp_path / "python"))
-        (one,) = asyncio.run(reader.read_stacks({5: process.pid}, boards={5: board}))
+        (stacks,) = asyncio.run(reader.read_stacks({5: process.pid}, boards={5: board}))
         process.kill()
     assert (tmp_path / "asked").exists()
-    assert one.main is not None
-    assert "stuck" in [frame.function for frame in one.main.frames]
-    assert one.failure == "py-spy: Error: Permission Denied; written by the process itself"
+    assert stacks.main is not None
+    assert "stuck" in [frame.function for frame in stacks.main.frames]
+    assert stacks.failure == "py-spy: Error: Permission Denied; written by the process itself"
 
 
 def test_a_process_without_a_handler_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _process() as process:
         monkeypatch.setattr(reader.sys, "executable", str(tmp_path / "python"))
         monkeypatch.setenv("PATH", str(tmp_path))
-        (one,) = asyncio.run(reader.read_stacks({0: process.pid}, boards={0: tmp_path / "board-0"}))
+        (stacks,) = asyncio.run(reader.read_stacks({0: process.pid}, boards={0: tmp_path / "board-0"}))
         assert process.poll() is None
         process.kill()
-    assert one == RankStacks(0, (), process.pid, "", "py-spy is not installed; pip install py-spy")
+    assert stacks == RankStacks(0, (), process.pid, "", "py-spy is not installed; pip install py-spy")
 
 
 def _process(*words: str) -> subprocess.Popen[str]:

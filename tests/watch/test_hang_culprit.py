@@ -100,7 +100,7 @@ RANKS = st.lists(
         cpu=st.sampled_from([0.0, 1.0]),
     ),
     max_size=6,
-    unique_by=lambda one: one.rank,
+    unique_by=lambda standing: standing.rank,
 )
 
 
@@ -112,4 +112,4 @@ def test_the_verdict_does_not_depend_on_the_order_and_names_ranks_that_exist(
     chance.shuffle(mixed)
     verdict = judge(standings)
     assert judge(mixed) == verdict
-    assert set(verdict.ranks) <= {one.rank for one in standings}
+    assert set(verdict.ranks) <= {standing.rank for standing in standings}

@@ -15,13 +15,13 @@ from tests.watch.sampled import STACKS, stack
 
 @given(STACKS)
 def test_a_rank_is_in_the_tree_exactly_where_one_of_its_threads_is(stacks: list[RankStacks]) -> None:
-    for one in stacks:
+    for rank_stacks in stacks:
         expected = {
             (thread.name, *(frame.place for frame in thread.frames))[: length + 1]
-            for thread in one.threads
+            for thread in rank_stacks.threads
             for length in range(len(thread.frames) + 1)
         }
-        assert set(_paths(merge(stacks).threads, one.rank)) == expected
+        assert set(_paths(merge(stacks).threads, rank_stacks.rank)) == expected
 
 
 @given(STACKS, st.randoms(use_true_random=False))

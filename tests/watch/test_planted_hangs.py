@@ -132,10 +132,12 @@ def test_the_rank_whose_shapes_differ_is_named_where_gloo_ends_it(launcher: Laun
     assert (launcher.folder / "planted-1").exists()
     assert outcome.code == 1, outcome.err
     journal = records(launcher)
-    (broken,) = (one for one in journal if isinstance(one, RoundBroken))
+    (broken,) = (record for record in journal if isinstance(record, RoundBroken))
     paragraph = Causes(journal).paragraph(broken, "")
     assert re.search(r"rank [01] .*ranks disagree about a collective", paragraph), paragraph
-    note_seconds(record_property, launcher, launcher.folder / "planted-1", 0, lambda one: isinstance(one, RoundBroken))
+    note_seconds(
+        record_property, launcher, launcher.folder / "planted-1", 0, lambda record: isinstance(record, RoundBroken)
+    )
 
 
 EARLY = {

@@ -29,7 +29,7 @@ def board(chance: random.Random, rank: int, iteration_s: float, own: float) -> B
 def window(chance: random.Random, iteration_s: float, owns: tuple[float, ...]) -> list[Pace]:
     """What a window tells of ranks with these shares of their own."""
     boards = [board(chance, rank, iteration_s, own) for rank, own in enumerate(owns)]
-    return [pace(Board(7, one.rank, 64, one.rank, 1), one, WINDOW_S) for one in boards]
+    return [pace(Board(7, board.rank, 64, board.rank, 1), board, WINDOW_S) for board in boards]
 
 
 def in_an_hour(share: float) -> float:

@@ -16,11 +16,11 @@ def rank(number: int, samples: int, waits: int, iteration: int = 30, pid: int = 
 
 def paces(*waits: int) -> list:
     """Ranks that waited so many of 100 samples, over 30 s and 30 iterations."""
-    return [pace(rank(number, 0, 0, 0), rank(number, 100, one), 30.0) for number, one in enumerate(waits)]
+    return [pace(rank(number, 0, 0, 0), rank(number, 100, wait), 30.0) for number, wait in enumerate(waits)]
 
 
 def test_the_rank_that_never_waits_is_slow() -> None:
-    assert [one.rank for one in slow_ranks(paces(67, 66, 2, 65))] == [2]
+    assert [rank_pace.rank for rank_pace in slow_ranks(paces(67, 66, 2, 65))] == [2]
     assert sentence(paces(67, 66, 2, 65)) == (
         "rank 2 is slow, 0.98 s of its own per iteration; the others take 0.34 s and wait for it: compute: it waits "
         "for neither data, nor saves, nor its host's CPU or disk"
@@ -32,7 +32,7 @@ def test_ranks_that_wait_alike_are_not_slow() -> None:
 
 
 def test_of_two_ranks_the_slow_one_is_named() -> None:
-    assert [one.rank for one in slow_ranks(paces(60, 3))] == [1]
+    assert [rank_pace.rank for rank_pace in slow_ranks(paces(60, 3))] == [1]
 
 
 def test_a_new_process_or_too_few_samples_say_nothing() -> None:
@@ -73,13 +73,15 @@ def test_what_explains_half_of_the_time_that_it_takes_longer_is_named(
 def test_where_all_wait_and_nobody_is_slow_the_slow_or_lossy_connections_are_named(
     changes: dict[int, dict[str, float]], ranks: tuple[int, ...]
 ) -> None:
-    verdict = judge_paces([msgspec.structs.replace(one, **changes.get(one.rank, {})) for one in ALIKE])
+    verdict = judge_paces(
+        [msgspec.structs.replace(rank_pace, **changes.get(rank_pace.rank, {})) for rank_pace in ALIKE]
+    )
     assert verdict is not None
     assert (verdict.ranks, verdict.part) == (ranks, SlowPart.NETWORK)
 
 
 def test_slow_connections_keep_nobody_who_hardly_waits_in_collectives() -> None:
-    assert judge_paces([msgspec.structs.replace(one, waited=0.2, rtt_s=0.3) for one in ALIKE]) is None
+    assert judge_paces([msgspec.structs.replace(rank_pace, waited=0.2, rtt_s=0.3) for rank_pace in ALIKE]) is None
 
 
 def test_where_communication_takes_all_the_time_few_samples_make_nobody_slow() -> None:

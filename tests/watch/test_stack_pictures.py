@@ -32,7 +32,7 @@ for iteration in range(6):
 
 def texts(path: str) -> list[str]:
     """The boxes of a picture."""
-    return [one.text or "" for one in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}title")]
+    return [element.text or "" for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}title")]
 
 
 @pytest.mark.long
@@ -53,13 +53,13 @@ def test_both_pictures_and_the_timeline_show_where_each_rank_is(launcher: Launch
         "native_stack.svg", "py_stack.svg", "speedscope.json", "stacks.json", "stacks.txt"
     ]  # fmt: skip
     python, native = texts(str(to / "py_stack.svg")), texts(str(to / "native_stack.svg"))
-    assert any("stuck@" in one and one.endswith("@1|0") for one in python), python
-    assert not any(".so" in one for one in python), python
+    assert any("stuck@" in title and title.endswith("@1|0") for title in python), python
+    assert not any(".so" in title for title in python), python
     is_late = "rank 0: py-spy did not end within" in told  # Beside load: it reads all symbols of torch.
-    assert is_late or any("libtorch" in one and one.endswith("@0|1") for one in native), native
-    assert any("stuck@" in one for one in native), native
+    assert is_late or any("libtorch" in title and title.endswith("@0|1") for title in native), native
+    assert any("stuck@" in title for title in native), native
     profiles = json.loads((to / "speedscope.json").read_text())["profiles"]
-    assert [one["name"] for one in profiles] == ["rank 0", "rank 1"]
+    assert [profile["name"] for profile in profiles] == ["rank 0", "rank 1"]
     everstep("top", job, "--timeline", str(to / "timeline.json"))
     events = json.loads((to / "timeline.json").read_text())["traceEvents"]
     shown = {(event["tid"], event["name"]) for event in events if event["ph"] == "X"}

@@ -164,7 +164,7 @@ def value(rng: random.Random, depth: int = 2) -> Any:
 @cache
 def recorded_manifests() -> list[list[Any]]:
     """The documents of every recorded manifest."""
-    return [[one.value for one in read_text(path.read_text())] for path in sorted(GOLDEN.glob("*/*.yaml"))]
+    return [[document.value for document in read_text(path.read_text())] for path in sorted(GOLDEN.glob("*/*.yaml"))]
 
 
 def places(node: Any) -> Iterator[tuple[Any, Any]]:
@@ -182,7 +182,7 @@ def mutate(rng: random.Random, documents: list[Any]) -> None:
     holder, key = rng.choice(every)
     kind = rng.randrange(8)
     if kind < 4:
-        leaves = [one for one in every if not isinstance(one[0][one[1]], dict | list)] or every
+        leaves = [leaf for leaf in every if not isinstance(leaf[0][leaf[1]], dict | list)] or every
         holder, key = rng.choice(leaves)
         holder[key] = text(rng)
     elif kind == 4:
@@ -203,7 +203,7 @@ def manifest_text(rng: random.Random) -> str:
     documents = json.loads(json.dumps(rng.choice(recorded_manifests())))
     for _ in range(rng.choice([0, 1, 1, 2, 3, 6])):
         mutate(rng, documents)
-    manifest = "\n---\n".join(json.dumps(one) for one in documents)
+    manifest = "\n---\n".join(json.dumps(document) for document in documents)
     if rng.random() < 0.1:
         at = rng.randrange(len(manifest))
         hostile = [
@@ -233,8 +233,10 @@ def pod_end(rng: random.Random, engine: Engine, name: str, now: float) -> events
     """A pod's end, with hostile outputs."""
     node = engine.state.nodes[name]
     outputs = node.spec.get("outputs") or {}
-    values_by_name = {str(one["name"]): text(rng) for one in list_at(outputs, "parameters") if rng.random() < 0.9}
-    keys = {str(one["name"]): text(rng) for one in list_at(outputs, "artifacts") if rng.random() < 0.9}
+    values_by_name = {
+        str(parameter["name"]): text(rng) for parameter in list_at(outputs, "parameters") if rng.random() < 0.9
+    }
+    keys = {str(artifact["name"]): text(rng) for artifact in list_at(outputs, "artifacts") if rng.random() < 0.9}
     code = rng.choice([0, 0, 0, 0, 0, 1, 64, 137, None])
     return events.PodEnded(now, name, code, values_by_name, keys, rng.choice(["", "", "", text(rng)]), "", text(rng))
 
@@ -335,13 +337,17 @@ def run_case(seed: int) -> str:
     yaml_text = manifest_text(rng)
     try:
         documents = read_text(yaml_text, "w.yaml")
-        workflows = [one for one in documents if isinstance(one.value, dict) and one.value.get("kind") == "Workflow"]
+        workflows = [
+            document
+            for document in documents
+            if isinstance(document.value, dict) and document.value.get("kind") == "Workflow"
+        ]
         if not workflows:
             return "no workflow"
-        library = library_of([one.value for one in documents if one is not workflows[0]])
+        library = library_of([document.value for document in documents if document is not workflows[0]])
         source = with_arguments(workflows[0].value, {"x": text(rng), "n": text(rng)} if rng.random() < 0.3 else {})
         raised_findings = findings(Document(source, "w.yaml", workflows[0].lines), library)
-        json.dumps([one.text_with_place for one in raised_findings])
+        json.dumps([finding.text_with_place for finding in raised_findings])
         manifest = parse(source, library)
     except EXPECTED as error:
         one_line(error)
@@ -371,7 +377,9 @@ def run_case(seed: int) -> str:
 def library_of(objects: list[Any]) -> Library:
     """Of what can be one."""
     whole = [
-        one for one in objects if isinstance(one, dict) and isinstance(one.get("metadata"), dict) and one.get("kind")
+        object_
+        for object_ in objects
+        if isinstance(object_, dict) and isinstance(object_.get("metadata"), dict) and object_.get("kind")
     ]
     return Library.from_objects(whole)
 

@@ -44,22 +44,27 @@ class Answer(NamedTuple):
 
 def manifest_of(path: Path) -> tuple[dict[str, Any], Library]:
     """The case's manifest, as it was submitted: as JSON, in which `n` is a text, and in a namespace."""
-    documents = [one for one in yaml.safe_load_all(path.read_text()) if one]
-    workflow = next(one for one in documents if one.get("kind") == "Workflow")
+    documents = [document for document in yaml.safe_load_all(path.read_text()) if document]
+    workflow = next(document for document in documents if document.get("kind") == "Workflow")
     workflow.setdefault("metadata", {}).setdefault("namespace", NAMESPACE)
     submitted = json.loads(workflow["metadata"].get("annotations", {}).get("golden/submit", "[]"))
     values = [word.split("=", 1) for flag, word in pairwise(submitted) if flag == "-p"]
-    library = Library.from_objects(one for one in documents if one is not workflow)
+    library = Library.from_objects(document for document in documents if document is not workflow)
     return with_arguments(workflow, dict(values)), library
 
 
 def judged_by_lint(path: Path) -> Answer | None:
     """Of a file that nothing runs, or that was submitted as it stands: whether the lint refuses what Argo refused."""
     documents = read(path)
-    of_file = any("golden/file" in str(one.value.get("metadata")) for one in documents)
-    if any(one.value["kind"] == "Workflow" for one in documents) and not of_file:
+    of_file = any("golden/file" in str(document.value.get("metadata")) for document in documents)
+    if any(document.value["kind"] == "Workflow" for document in documents) and not of_file:
         return None
-    wrong = [one for document in documents for one in findings(document, Library()) if one.error and not one.target]
+    wrong = [
+        finding
+        for document in documents
+        for finding in findings(document, Library())
+        if finding.error and not finding.target
+    ]
     if bool(wrong) == ("refused" in json.loads(path.with_suffix(".json").read_text())):
         return Answer("agrees")
     return Answer("refused", wrong[0].text) if wrong else Answer("accepted")

@@ -64,7 +64,7 @@ class Place:
     def outside(self) -> list[tuple[str, int, str]]:
         """Everything but what was unpacked."""
         paths = [path for path in self.top.rglob("*") if path.relative_to(self.top).parts[0] not in ("in", "archive")]
-        return [(str(one), one.lstat().st_mode, one.read_text() if one.is_file() else "") for one in sorted(paths)]
+        return [(str(path), path.lstat().st_mode, path.read_text() if path.is_file() else "") for path in sorted(paths)]
 
     def load(self, content: bytes, **more: Any) -> Path | None:
         """What became of it as an input artifact; None where it was refused in one line."""
@@ -93,7 +93,7 @@ def test_no_member_link_or_mode_of_a_tar_leaves_its_folder(members: list[Any], f
         place.check(place.load(tarball(under), archive={"tar": {}}), before)
 
 
-@given(some.lists(some.tuples(NAMES, some.binary(max_size=50)), max_size=6, unique_by=lambda one: one[0]))
+@given(some.lists(some.tuples(NAMES, some.binary(max_size=50)), max_size=6, unique_by=lambda member: member[0]))
 def test_no_member_of_a_zip_leaves_its_folder(members: list[tuple[str, bytes]]) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as packed:

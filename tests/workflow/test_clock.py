@@ -95,7 +95,7 @@ def test_a_step_outlives_a_clock_that_is_set_forward_by_an_hour(
     real, folder = time.time, tmp_path / "runs/w"
 
     def has_event(kind: type[PodStarted] | type[PodEnded], node: str) -> bool:
-        return any(isinstance(one, kind) and one.node == node for one in read_events(folder / "events.jsonl"))
+        return any(isinstance(event, kind) and event.node == node for event in read_events(folder / "events.jsonl"))
 
     async def set_forward() -> Phase:
         run = asyncio.create_task(execute(yaml.safe_load(LONG), RunOptions("w", tmp_path / "runs", work_dir=tmp_path)))
@@ -113,6 +113,6 @@ def test_a_step_outlives_a_clock_that_is_set_forward_by_an_hour(
 
 def test_only_the_clock_looks_at_the_machines() -> None:
     for path in Path(str(everstep.runtime.workflow.__file__)).parent.rglob("*.py"):
-        for one in ast.walk(ast.parse(path.read_text())):
-            if isinstance(one, ast.Attribute) and isinstance(one.value, ast.Name) and one.value.id == "time":
-                assert one.attr != "time" or path.name == "clock.py", path
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "time":
+                assert node.attr != "time" or path.name == "clock.py", path

@@ -9,7 +9,7 @@ def mistakes(schedule: str) -> list[str]:
     """What the lint says of a CronWorkflow with that schedule."""
     spec = {"schedules": [schedule], "workflowSpec": {}}
     source = {"apiVersion": "argoproj.io/v1alpha1", "kind": "CronWorkflow", "metadata": {"name": "c"}, "spec": spec}
-    return [one.text for one in cron.problems(source)]
+    return [problem.text for problem in cron.problems(source)]
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_a_template_s_patch_stands_over_the_workflow_s_and_both_read_inputs() ->
         podSpecPatch: '{{"containers": [{{"name": "main", "env": [{{"name": "A", "value": "own"}}]}}]}}'
         {POD}}}
     """)
-    env = {one["name"]: one["value"] for one in run.containers["w"]["env"]}
+    env = {variable["name"]: variable["value"] for variable in run.containers["w"]["env"]}
     assert env == {"A": "own", "B": "five"}
 
 
@@ -156,7 +156,7 @@ def test_a_workflow_is_merged_deep_with_its_workflow_template() -> None:
     }
     merged = Library.from_objects([TEMPLATE]).merged_spec(own)
     assert merged is not None
-    assert {one["name"]: "hostPath" in one for one in merged["volumes"]} == {"a": False, "b": True}
+    assert {volume["name"]: "hostPath" in volume for volume in merged["volumes"]} == {"a": False, "b": True}
     assert {name: hook["template"] for name, hook in merged["hooks"].items()} == {"exit": "other", "running": "main"}
     assert merged["podMetadata"] == {"labels": {"team": "blue", "kind": "y"}}
     assert "suspend" not in merged

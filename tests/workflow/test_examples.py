@@ -107,8 +107,12 @@ def objects() -> dict[str, Document]:
 @pytest.fixture(scope="module")
 def library(objects: dict[str, Document], address: str) -> Library:
     """What examples refer to."""
-    values = [one.value for one in objects.values() if one.value["kind"] in KINDS and one.value["kind"] != "Workflow"]
-    values = [with_address(one, address) for one in values]
+    values = [
+        object_.value
+        for object_ in objects.values()
+        if object_.value["kind"] in KINDS and object_.value["kind"] != "Workflow"
+    ]
+    values = [with_address(value, address) for value in values]
     images = {name: command.split() for name, command in IMAGES.items()}
     return Library.from_objects([*values, *yaml.safe_load_all(OBJECTS)], images)
 
@@ -140,7 +144,9 @@ def outcomes(
         patch.chdir("/")
         cases = asyncio.run(_all(sources, library, folder, address))
     if len(cases) == len(EXPECTED):
-        outcomes_by_case = {case: {"expected": EXPECTED[case].phase, **one._asdict()} for case, one in cases.items()}
+        outcomes_by_case = {
+            case: {"expected": EXPECTED[case].phase, **outcome._asdict()} for case, outcome in cases.items()
+        }
         TABLE.write_text(json.dumps(outcomes_by_case, indent=1, sort_keys=True) + "\n")
     return cases
 
@@ -200,13 +206,17 @@ def test_it_ends_as_on_argo(case: str, outcomes: dict[str, Came]) -> None:
 
 @pytest.mark.parametrize("case", EXPECTED)
 def test_the_lint_does_not_accuse_it(case: str, objects: dict[str, Document], library: Library) -> None:
-    assert [one for one in findings(workflow(case, objects), library) if one.error] == []
+    assert [finding for finding in findings(workflow(case, objects), library) if finding.error] == []
 
 
 def test_none_alone_is_called_wrong() -> None:
-    loaded = [one for path in sorted(Path(str(EXAMPLES)).rglob("*.yaml")) for one in load_each([path])]
-    raised_findings = [item for one in loaded for item in findings(one.document, one.library, one.others)]
-    assert [one.text_with_place for one in raised_findings if one.level == "wrong" or one.code == "script"] == []
+    loaded = [workflow for path in sorted(Path(str(EXAMPLES)).rglob("*.yaml")) for workflow in load_each([path])]
+    raised_findings = [
+        item for workflow in loaded for item in findings(workflow.document, workflow.library, workflow.others)
+    ]
+    assert [
+        finding.text_with_place for finding in raised_findings if finding.level == "wrong" or finding.code == "script"
+    ] == []
 
 
 def test_every_example_is_expected_or_needs_a_named_service(objects: dict[str, Document]) -> None:

@@ -109,5 +109,5 @@ def test_a_when_that_says_nothing_is_told(text: str, expected_text: str) -> None
 
 def test_nothing_of_a_manifest_is_run_as_python() -> None:
     for path in Path(str(expressions.__file__)).parent.glob("*.py"):
-        called = [one.func for one in ast.walk(ast.parse(path.read_text())) if isinstance(one, ast.Call)]
-        assert not {one.id for one in called if isinstance(one, ast.Name)} & {"eval", "exec", "compile"}
+        called = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        assert not {function.id for function in called if isinstance(function, ast.Name)} & {"eval", "exec", "compile"}

@@ -92,7 +92,7 @@ def test_the_attacks_arguments_fail_their_step_and_nothing_else() -> None:
         except ManifestError:
             continue
         assert engine.phase.bad or engine.pending_pods(), [
-            (one.name, one.phase, one.message) for one in engine.state.nodes.values()
+            (node.name, node.phase, node.message) for node in engine.state.nodes.values()
         ]
 
 
@@ -122,14 +122,14 @@ def test_tags_write_no_more_than_there_is_room_for() -> None:
 
 def test_a_text_that_is_one_tag_is_not_copied() -> None:
     big = "b" * 1_000_000
-    assert all(one is big for one in substitute(["{{a}}"] * 10_000, {"a": big}))
+    assert all(text is big for text in substitute(["{{a}}"] * 10_000, {"a": big}))
 
 
 def test_the_lint_survives_what_the_executor_refuses() -> None:
     source = yaml.safe_load(ARGUMENT.replace("EXPRESSION", "{{=" + "(" * 5000 + "}}"))
     assert any(
-        "nested" in one.text_with_place or "unexpected token" in one.text_with_place
-        for one in findings(Document(source, "f"), fuzz.Library())
+        "nested" in finding.text_with_place or "unexpected token" in finding.text_with_place
+        for finding in findings(Document(source, "f"), fuzz.Library())
     )
     with pytest.raises(ExpressionSyntaxError):
         evaluate("(" * 5000, {})

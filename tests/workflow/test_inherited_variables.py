@@ -207,7 +207,9 @@ SHOWN = r"\x1b]0;PWNED\x07\x1b[2Jhello\x1b]52;c;ZXZpbA==\x07 [bold]x[/] \[/y] \u
 def test_nothing_that_acts_is_left_of_a_text(text: str) -> None:
     text_shown = as_text(text)
     assert len(text_shown.splitlines()) <= 1
-    assert text_shown.isprintable() or all(one.isprintable() or one == "\t" or ord(one) >= 0xA0 for one in text_shown)
+    assert text_shown.isprintable() or all(
+        character.isprintable() or character == "\t" or ord(character) >= 0xA0 for character in text_shown
+    )
     text_shown.encode()
     if text.isascii() and text.isprintable():
         assert text_shown == text
@@ -258,4 +260,4 @@ def test_what_pods_say_is_text_in_what_the_command_prints(tmp_path: Path) -> Non
         )
         printed += completed.stdout + completed.stderr
     assert printed.decode().count(SHOWN) == 3
-    assert not {b"\x1b", b"\x07"} & {bytes([one]) for one in printed}
+    assert not {b"\x1b", b"\x07"} & {bytes([byte]) for byte in printed}

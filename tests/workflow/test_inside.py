@@ -259,6 +259,6 @@ def test_outputs_are_what_the_pod_itself_could_see_and_no_pipe_is_waited_for(
         status = ran(tmp_path, monkeypatch, Library(), [main])
     finally:
         secret.unlink()
-    values = {one["value"] for one in status["nodes"]["w"]["outputs"]["parameters"]}
+    values = {parameter["value"] for parameter in status["nodes"]["w"]["outputs"]["parameters"]}
     assert values == {"none"}
     assert status["message"] == "wait: Error (exit code 64): /tmp/pipe is not a regular file or directory; "

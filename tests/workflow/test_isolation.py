@@ -85,7 +85,7 @@ def test_a_relative_path_begins_at_the_pods_own_root(
     code, nodes = run_relative(tmp_path, *flags)
     values = {name: nodes[name]["parameters"][0]["value"] for name in ("write", "several", "script")}
     assert (code, values) == (0, {"write": "kept", "several": "three", "script": "deep"})
-    assert [one["name"] for one in nodes["write"]["artifacts"]][:1] == ["a"]
+    assert [artifact["name"] for artifact in nodes["write"]["artifacts"]][:1] == ["a"]
     assert log(tmp_path, "write") == "/\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "w.yaml"], "nothing is left where it was called"
 
@@ -148,7 +148,7 @@ def test_each_container_of_a_pod_has_the_mounts_that_are_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    before, beside = ({**one, "image": "i"} for one in APART)
+    before, beside = ({**container, "image": "i"} for container in APART)
     mounts = [{"name": "one", "mountPath": "/data"}, {"name": "two", "mountPath": "/other", "readOnly": True},
               {"name": "work", "mountPath": "/work"}]  # fmt: skip
     main = {"image": "i", "command": ["sh", "-c", MAIN], "workingDir": "/work", "volumeMounts": mounts}

@@ -196,8 +196,8 @@ def test_a_data_template_lists_the_paths_of_artifacts(tmp_path: Path, monkeypatc
             "transformation": [{"expression": "filter(data, {# endsWith '.txt'})"}]}  # fmt: skip
     text = {"archive": {"none": {}}}
     outputs = [{"name": name, "path": f"/tmp/{name}", **text} for name in ("a.txt", "b.txt", "c")]
-    for one in outputs:
-        one["name"] = one["name"].partition(".")[0]
+    for output in outputs:
+        output["name"] = output["name"].partition(".")[0]
     templates = [
         {"name": "main", "dag": {"tasks": [
             {"name": "make", "template": "make"}, {"name": "list", "template": "list", "depends": "make"},

@@ -41,8 +41,10 @@ WARNED = manifest_text("""
 def findings_in(path: Path) -> list[Finding]:
     """What is found in a case."""
     documents = read(path)
-    workflow = next(one for one in documents if one.value.get("kind") == "Workflow")
-    return findings(workflow, Library.from_objects(one.value for one in documents if one is not workflow))
+    workflow = next(document for document in documents if document.value.get("kind") == "Workflow")
+    return findings(
+        workflow, Library.from_objects(document.value for document in documents if document is not workflow)
+    )
 
 
 @pytest.mark.parametrize("case", MISTAKES)
@@ -52,12 +54,12 @@ def test_a_planted_mistake_is_found(case: str) -> None:
 
 @pytest.mark.parametrize("case", [case for case in RIGHT if case not in REFUSED_BY_ARGO])
 def test_what_succeeded_on_argo_is_no_error(case: str) -> None:
-    assert [one for one in findings_in(GOLDEN / f"{case}.yaml") if one.error] == []
+    assert [finding for finding in findings_in(GOLDEN / f"{case}.yaml") if finding.error] == []
 
 
 def test_a_finding_says_the_line_the_code_the_path_and_the_mend() -> None:
     (document,) = read_text(WARNED, "w.yaml")
-    lines = [one.text_with_place for one in findings(document, Library())]
+    lines = [finding.text_with_place for finding in findings(document, Library())]
     assert lines == [
         "w.yaml:13: warning: argument: spec.templates[0].dag.tasks[0].arguments.parameters[0].name: "
         "say has no input 'txt'; did you mean text?",
@@ -228,12 +230,12 @@ def test_a_name_that_nothing_defines_in_a_script_is_a_warning(case: str) -> None
         {"name": "main", "steps": [[{"name": "a", "template": "script"}, {"name": "b", "template": "container"}]]},
         {"name": "script", "script": script}, {"name": "container", "container": container},
     ], arguments={"parameters": [{"name": "code", "value": ""}]})  # fmt: skip
-    warnings = [one for one in findings(Document(manifest, "w.yaml"), Library()) if one.code == "script"]
-    assert [one.error for one in warnings] == [False] * 2 * len(expected)
-    assert [one.message.partition(" is read")[0] for one in warnings] == expected * 2
+    warnings = [finding for finding in findings(Document(manifest, "w.yaml"), Library()) if finding.code == "script"]
+    assert [warning.error for warning in warnings] == [False] * 2 * len(expected)
+    assert [warning.message.partition(" is read")[0] for warning in warnings] == expected * 2
 
 
 def test_the_scripts_of_the_recorded_manifests_have_no_undefined_name() -> None:
-    reported = [(case, one.message) for case in RIGHT for one in findings_in(GOLDEN / f"{case}.yaml")
-                if "nothing here defines it" in one.message]  # fmt: skip
+    reported = [(case, finding.message) for case in RIGHT for finding in findings_in(GOLDEN / f"{case}.yaml")
+                if "nothing here defines it" in finding.message]  # fmt: skip
     assert reported == []

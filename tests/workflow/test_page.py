@@ -31,7 +31,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def lines(block: str) -> list[tuple[str, str]]:
     """(command, what the comment says) of each line."""
     return [
-        (command.strip(), comment.strip()) for command, _, comment in (one.partition("#") for one in block.splitlines())
+        (command.strip(), comment.strip())
+        for command, _, comment in (line.partition("#") for line in block.splitlines())
     ]
 
 

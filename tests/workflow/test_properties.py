@@ -23,9 +23,9 @@ def dags(draw: some.DrawFn) -> tuple[dict[str, str], dict[str, str]]:
     depends: dict[str, str] = {}
     for place, name in enumerate(names):
         parts = []
-        for other in draw(some.lists(some.sampled_from(names[:place]), max_size=3, unique=True)) if place else []:
+        for need in draw(some.lists(some.sampled_from(names[:place]), max_size=3, unique=True)) if place else []:
             suffix = draw(some.sampled_from(["", ".Succeeded", ".Failed", ".Errored", ".Omitted"]))
-            parts.append(f"{draw(some.sampled_from(['', '!']))}{other}{suffix}")
+            parts.append(f"{draw(some.sampled_from(['', '!']))}{need}{suffix}")
         depends[name] = draw(some.sampled_from([" && ", " || "])).join(parts)
     ends = {name: draw(some.sampled_from(["Succeeded", "Succeeded", "Failed", "Error"])) for name in names}
     return depends, ends

@@ -34,12 +34,12 @@ class AtOnce:
 
     def start(self, requests: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """What a pod leaves behind is all there is of it."""
-        for one in requests:
-            self.ran.append(one["environment"]["ARGO_NODE_ID"])
-            Path(one["claim"]).parent.mkdir(parents=True, exist_ok=True)
-            Path(one["claim"]).write_text("1 1\n")
-            Path(one["exit"]).write_text("0\n")
-        return {one["claim"]: "started" for one in requests}
+        for request in requests:
+            self.ran.append(request["environment"]["ARGO_NODE_ID"])
+            Path(request["claim"]).parent.mkdir(parents=True, exist_ok=True)
+            Path(request["claim"]).write_text("1 1\n")
+            Path(request["exit"]).write_text("0\n")
+        return {request["claim"]: "started" for request in requests}
 
     async def wait_until_gone(self, pid: int, began: int) -> None:
         """It is."""

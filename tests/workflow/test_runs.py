@@ -45,7 +45,7 @@ def run() -> dict[str, Any]:
         node("w[1].d", "Skipped", 4, phase="Omitted"),
     ]
     status = {"phase": "Succeeded", "progress": "4/4", "startedAt": "2026-01-01T00:00:00Z",
-              "finishedAt": "2026-01-01T00:01:02Z", "nodes": {one["id"]: one for one in nodes}}  # fmt: skip
+              "finishedAt": "2026-01-01T00:01:02Z", "nodes": {node["id"]: node for node in nodes}}  # fmt: skip
     spec = {"arguments": {"parameters": [{"name": "who", "value": "you"}]}}
     return {"metadata": {"name": "w"}, "spec": spec, "status": status}
 

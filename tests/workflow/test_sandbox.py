@@ -82,7 +82,7 @@ def outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     code = main(["workflow", "run", "w.yaml", "--sandbox", "--no-network"])
     logs = {path.stem: path.read_text() for path in (work / "runs/w/logs").glob("*.log")}
     status = yaml.safe_load((work / "runs/w/workflow.json").read_text())["status"]
-    return {"code": code, "logs": logs, "nodes": {one["displayName"]: one for one in status["nodes"].values()}}
+    return {"code": code, "logs": logs, "nodes": {node["displayName"]: node for node in status["nodes"].values()}}
 
 
 def test_a_pod_sees_its_own_and_changes_nothing_else(outcome: dict[str, Any]) -> None:

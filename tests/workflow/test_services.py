@@ -154,7 +154,7 @@ def test_artifacts_go_through_the_bucket_that_the_repository_names(
 
 def test_a_result_of_steps_in_steps_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def steps(name: str, *inside: Any) -> dict[str, Any]:
-        return {"name": name, "steps": [[one] for one in inside]}
+        return {"name": name, "steps": [[step] for step in inside]}
 
     arguments = {"parameters": [{"name": "x", "value": "{{steps.say.outputs.result}}"}]}
     templates = [

@@ -70,9 +70,9 @@ def _sources(flags: Ui) -> "dict[str, Source]":
 
     if flags.runs.exists() and not flags.runs.is_dir():
         raise BadInput(f"--runs {flags.runs}: not a folder")
-    here = LocalRuns(flags.runs)
+    local_runs = LocalRuns(flags.runs)
     if not flags.namespace:
-        return {here.place: here}
-    there = ClusterRuns(flags.namespace)
-    there.entries()  # Says now what is wrong.
-    return {here.place: here, there.place: there}
+        return {local_runs.place: local_runs}
+    cluster_runs = ClusterRuns(flags.namespace)
+    cluster_runs.entries()  # Says now what is wrong.
+    return {local_runs.place: local_runs, cluster_runs.place: cluster_runs}

@@ -24,22 +24,25 @@ class LiveRanks:
     def look(self) -> dict[str, Any]:
         """`ranks`, by rank, and `slow`: one line about stragglers, or nothing."""
         at = time.monotonic()
-        workers = {one.board.rank: one for one in local_workers() if one.board.job == self.job}
-        states = {rank: process_state(one.board.pid) for rank, one in workers.items()}
+        workers = {worker.board.rank: worker for worker in local_workers() if worker.board.job == self.job}
+        states = {rank: process_state(worker.board.pid) for rank, worker in workers.items()}
         self._looks.append((at, workers, {rank: state.cpu_s for rank, state in states.items() if state is not None}))
         while len(self._looks) > 2 and self._looks[1][0] <= at - WINDOW_S:
             del self._looks[0]
         began, before, _ = self._looks[0]
         seconds = max(at - began, 1e-9)
-        boards = {rank: one.board for rank, one in workers.items()}
+        boards = {rank: worker.board for rank, worker in workers.items()}
         earlier = {rank: before[rank].board if rank in before else board for rank, board in boards.items()}
         paces = [pace(earlier[rank], board, seconds) for rank, board in boards.items()]
-        slow = {one.rank for one in slow_ranks(paces)}
+        slow = {rank_pace.rank for rank_pace in slow_ranks(paces)}
         rows = [
             self._row(
-                workers[one.rank], one.iterations / seconds, one.waited if one.iteration_s else None, one.rank in slow
+                workers[rank_pace.rank],
+                rank_pace.iterations / seconds,
+                rank_pace.waited if rank_pace.iteration_s else None,
+                rank_pace.rank in slow,
             )
-            for one in paces
+            for rank_pace in paces
         ]
         return {"ranks": rows, "slow": sentence(paces)}
 

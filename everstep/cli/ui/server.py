@@ -164,7 +164,9 @@ class Page:
             if error != trouble:
                 await send("trouble", {"place": source.place, "text": error})
                 trouble = error
-            changed_entries = [one for name, one in entries.items() if last_sent is None or last_sent.get(name) != one]
+            changed_entries = [
+                entry for name, entry in entries.items() if last_sent is None or last_sent.get(name) != entry
+            ]
             gone_names = [name for name in last_sent or () if name not in entries]
             if last_sent is None or changed_entries or gone_names:
                 await send("runs", {"place": source.place, "changed": changed_entries, "gone": gone_names})
@@ -206,7 +208,7 @@ class Page:
     async def _send_ranks(self, send: Send, jobs: dict[str, LiveRanks]) -> None:
         last_sent: object = None
         while True:
-            looks = {name: await asyncio.to_thread(one.look) for name, one in list(jobs.items())}
+            looks = {name: await asyncio.to_thread(live_ranks.look) for name, live_ranks in list(jobs.items())}
             if looks != last_sent:
                 last_sent = looks
                 await send("ranks", looks)

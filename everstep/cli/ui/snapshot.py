@@ -46,7 +46,7 @@ def snapshot(run_opened: OpenedRun, now: float) -> dict[str, Any]:
         "across": _drawing(steps, across=True),
         "down": _drawing(steps, across=False),
         "jobs": [_job(run_opened, view(name, history, steps, now)) for name, history in run.jobs.items()],
-        "parameters": [[str(one.get("name")), str(one.get("value", ""))] for one in parameters],
+        "parameters": [[str(parameter.get("name")), str(parameter.get("value", ""))] for parameter in parameters],
         "notes": list(run.notes),
     }
 
@@ -84,7 +84,9 @@ def _job(run_opened: OpenedRun, job: JobView) -> dict[str, Any]:
         "result": history.result,
         "reason": history.reason,
         "error": history.error,
-        "ledger": [_activity(one.activity) | {"seconds": one.seconds, "share": one.share} for one in span.entries]
+        "ledger": [
+            _activity(entry.activity) | {"seconds": entry.seconds, "share": entry.share} for entry in span.entries
+        ]
         if span
         else [],
         "nodeSeconds": span.node_seconds if span else None,
@@ -119,9 +121,9 @@ def _timeline(timeline_drawn: Timeline) -> dict[str, Any]:
     hidden_count = timeline_drawn.hidden + sum(len(lane.nodes) for lane in timeline_drawn.lanes) - drawn_nodes
     common = {"description": timeline_drawn.description, "hidden": hidden_count, "lanes": lanes}
     return common | {
-        "rounds": [asdict(one) for one in timeline_drawn.rounds],
-        "marks": [asdict(one) for one in timeline_drawn.marks],
-        "ticks": [asdict(one) for one in timeline_drawn.ticks],
+        "rounds": [asdict(round_) for round_ in timeline_drawn.rounds],
+        "marks": [asdict(mark) for mark in timeline_drawn.marks],
+        "ticks": [asdict(tick) for tick in timeline_drawn.ticks],
     }
 
 
@@ -152,30 +154,41 @@ def _points(history: History) -> list[list[float | None]]:
     step = max(-(-len(history.curve) // MOST_POINTS), 1)
     some = history.curve[::-step][::-1]
     return [
-        [one.iteration, one.loss, one.tokens / one.seconds if one.tokens and one.seconds > 0 else None, one.time]
-        for one in some
+        [
+            point.iteration,
+            point.loss,
+            point.tokens / point.seconds if point.tokens and point.seconds > 0 else None,
+            point.time,
+        ]
+        for point in some
     ]
 
 
 def events(history: History) -> list[dict[str, Any]]:
     """What happened to a job, the newest first."""
-    latest = sorted(_events(history), key=lambda one: -float(one["time"]))
+    latest = sorted(_events(history), key=lambda event: -float(event["time"]))
     return latest[:MOST_EVENTS]
 
 
 def _events(history: History) -> Iterator[dict[str, Any]]:
-    for number, one in enumerate(history.restarts, 1):
-        cost = f"training again after {one.seconds:.1f} s" if one.seconds is not None else "not training again yet"
-        lost_text = f", {one.lost} iteration{'' if one.lost == 1 else 's'} computed again" if one.lost else ""
+    for number, restart in enumerate(history.restarts, 1):
+        cost = (
+            f"training again after {restart.seconds:.1f} s" if restart.seconds is not None else "not training again yet"
+        )
+        lost_text = (
+            f", {restart.lost} iteration{'' if restart.lost == 1 else 's'} computed again" if restart.lost else ""
+        )
         yield {
-            "time": one.time, "kind": "fault" if one.node else "change", "text": f"{one.what}: {one.reason}",
-            "more": f"{one.decision}; {cost}{lost_text}", "error": one.error, "number": number, "node": one.node,
+            "time": restart.time, "kind": "fault" if restart.node else "change",
+            "text": f"{restart.what}: {restart.reason}",
+            "more": f"{restart.decision}; {cost}{lost_text}", "error": restart.error, "number": number,
+            "node": restart.node,
         }  # fmt: skip
-    for one in history.rounds:
-        count = len(one.nodes)
-        source = "from the beginning" if one.restored is None else f"from iteration {one.restored}"
-        text = f"round {one.number}: {count} node{'' if count == 1 else 's'}, {source}"
-        yield {"time": one.begin, "kind": "round", "text": text, "more": one.reason}
+    for round_ in history.rounds:
+        count = len(round_.nodes)
+        source = "from the beginning" if round_.restored is None else f"from iteration {round_.restored}"
+        text = f"round {round_.number}: {count} node{'' if count == 1 else 's'}, {source}"
+        yield {"time": round_.begin, "kind": "round", "text": text, "more": round_.reason}
     for time in history.takeovers:
         text = "a new master took the job over"
         yield {"time": time, "kind": "master", "text": text, "more": "its nodes kept training"}

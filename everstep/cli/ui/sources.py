@@ -180,7 +180,10 @@ class ClusterRuns:
         self.command_flags: Sequence[str] = ("-n", namespace)
 
     def entries(self) -> dict[str, Entry]:
-        entries = (entry_of(self.place, one["metadata"]["name"], one) for one in cluster_runs.workflows(self.place))
+        entries = (
+            entry_of(self.place, workflow["metadata"]["name"], workflow)
+            for workflow in cluster_runs.workflows(self.place)
+        )
         return {entry.name: entry for entry in entries}
 
     def retry_log(self, name: str) -> Path | None:
@@ -230,6 +233,8 @@ def _line(workflow: Mapping[str, Any], status: Mapping[str, Any], phase: str) ->
     if phase not in LIVE:
         return " ".join(workflow_message(status).split())[:200]
     nodes = tree.workflow_nodes(workflow).values()
-    running = [one for one in nodes if one.get("phase") == "Running" and one.get("type") in ("Pod", "Retry", "Suspend")]
-    names = {str(one.get("displayName") or one.get("name")).partition("(")[0] for one in running}
+    running = [
+        node for node in nodes if node.get("phase") == "Running" and node.get("type") in ("Pod", "Retry", "Suspend")
+    ]
+    names = {str(node.get("displayName") or node.get("name")).partition("(")[0] for node in running}
     return ", ".join(sorted(names))

@@ -71,9 +71,9 @@ class SegmentFiles:
 
     def make(self, action: MakeSegment) -> SegmentMade:
         """Make a file whose slots have no memory yet, if there is room for everything."""
-        others = sum(new.missing_bytes for new in self._allocating.values())
+        promised_bytes = sum(new.missing_bytes for new in self._allocating.values())
         try:
-            require_room(self._directory, action.slots, action.copies, action.capacity, others)
+            require_room(self._directory, action.slots, action.copies, action.capacity, promised_bytes)
             new = NewSegment(self._directory / f"{self._prefix}{action.name}", action.slots, action.capacity)
         except SegmentError as error:
             return SegmentMade(action.segment, str(error))

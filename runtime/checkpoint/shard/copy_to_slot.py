@@ -44,13 +44,13 @@ class CopyThreads:
                 task()
 
         helpers = min(self.count, len(waiting)) - 1
-        others = [self._others.submit(work) for _ in range(helpers)] if self._others else []
+        futures = [self._others.submit(work) for _ in range(helpers)] if self._others else []
         try:
             work()
         finally:
             waiting.clear()
-            for other in others:
-                other.result()
+            for future in futures:
+                future.result()
 
 
 class Half(NamedTuple):

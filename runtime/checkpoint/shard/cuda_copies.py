@@ -56,7 +56,10 @@ class CudaCopies:
                 gather.target.copy_(buffer, non_blocking=True)
             for target, source in pairs:
                 target.copy_(source, non_blocking=True)
-            for source in [*(source for _, source in pairs), *(one for gather in gathers for one in gather.sources)]:
+            for source in [
+                *(source for _, source in pairs),
+                *(source for gather in gathers for source in gather.sources),
+            ]:
                 source.record_stream(self._stream)  # Its memory is not used again before the copy, even if it is freed.
             end_event = torch.cuda.Event()
             end_event.record(self._stream)
@@ -119,8 +122,8 @@ def _upload(source: torch.Tensor, pieces: Sequence[Piece]) -> None:
         target.copy_(source[offset : offset + len(target)], non_blocking=True)
     if small:
         first, end = min(piece.offset for piece in small), max(piece.offset + len(piece.target) for piece in small)
-        there = source[first:end].to(small[0].target.device, non_blocking=True)
-        views = [there[offset - first : offset - first + len(target)] for offset, target in small]
+        uploaded = source[first:end].to(small[0].target.device, non_blocking=True)
+        views = [uploaded[offset - first : offset - first + len(target)] for offset, target in small]
         torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
             [piece.target for piece in small], views
         )

@@ -42,13 +42,17 @@ class FlatState:
     def tensors(self) -> dict[str, torch.Tensor]:
         """This rank's part of each tensor by key path, joined with '.'. A tensor with several paths is here once, under
         the first. Computed on demand: an unchanged state is staged and loaded without it."""
-        return {name: one for group in self.named_tensors for name, one in zip(group.names, group.tensors, strict=True)}
+        return {
+            name: tensor
+            for group in self.named_tensors
+            for name, tensor in zip(group.names, group.tensors, strict=True)
+        }
 
     @cached_property
     def live(self) -> dict[str, torch.Tensor]:
         """The tensors as the state has them, where these differ from this rank's parts (DTensors)."""
         others = [group for group in self.named_tensors if group.live is not group.tensors]
-        return {name: one for group in others for name, one in zip(group.names, group.live, strict=True)}
+        return {name: tensor for group in others for name, tensor in zip(group.names, group.live, strict=True)}
 
     def parts(self) -> dict[str, TensorPart]:
         """The part of the whole that this rank holds, for each sharded tensor by name."""
@@ -98,7 +102,7 @@ def _flatten(state: Any, traversal: TraversalCache) -> FlatState:
 
 
 def _encode(value: Any, path: str, tree: FlatState, unchanged_paths: set[str]) -> Any:
-    """The JSON of `value`. Adds the paths of unchanged groups to `unchanged`."""
+    """The JSON of `value`. Adds the paths of unchanged groups to `unchanged_paths`."""
     value = unwrap(value)
     if isinstance(value, torch.Tensor):
         return {SIGN: "tensor", "name": _add_tensor(value, path, tree)}
@@ -171,8 +175,8 @@ def decode(value: Any, tensor: Callable[[str], Any]) -> Any:
             return {key: decode(item, tensor) for key, item in value["items"]}
         case "float":
             return float(value["value"])
-        case other:
-            raise StateError(f"a checkpoint of a later Everstep: unknown sign {other!r}")
+        case unknown:
+            raise StateError(f"a checkpoint of a later Everstep: unknown sign {unknown!r}")
 
 
 def name_by_path(value: Any, path: str = "", traversal: TraversalCache | None = None) -> dict[str, str]:

@@ -53,7 +53,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer, path: str) -> None:
         return
     _check_starts_from_zero(optimizer, path)
     groups = [[(p, _stand_in(p)) for p in parameters] for parameters in own_groups]
-    with _swap_parameters(optimizer, [[one for _, one in pairs] for pairs in groups]):
+    with _swap_parameters(optimizer, [[stand_in for _, stand_in in pairs] for pairs in groups]):
         type(optimizer).step(optimizer)
     for parameter, stand_in in (pair for pairs in groups for pair in pairs):
         if (optimizer_entry := optimizer.state.pop(stand_in, None)) is not None:

@@ -193,4 +193,4 @@ def _list_tensors(value: dict[Any, Any]) -> _DictTensors | None:
     tensors = local_parts(live)
     if tensors is None:
         return None
-    return _DictTensors(keys if tensors is live else [keys, [type(one) for one in live]], tensors, live)
+    return _DictTensors(keys if tensors is live else [keys, [type(tensor) for tensor in live]], tensors, live)

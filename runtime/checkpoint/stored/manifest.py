@@ -51,10 +51,10 @@ class Commit(msgspec.Struct, frozen=True):
         before = f"{folder}/" if folder else ""
         return tuple(
             Holding(
-                self.round, self.iteration, one.shard, one.shards, one.size,
-                key=before + one.key.rpartition("/")[2], digest=one.digest,
+                self.round, self.iteration, object_.shard, object_.shards, object_.size,
+                key=before + object_.key.rpartition("/")[2], digest=object_.digest,
             )
-            for one in self.objects
+            for object_ in self.objects
         )  # fmt: skip
 
 
@@ -90,9 +90,13 @@ def parse_manifest(data: bytes) -> Commit:
         commit = _commit(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DamagedError(f"its manifest is damaged: {error}") from None
-    numbers = [one.shard for one in commit.objects]
+    numbers = [object_.shard for object_ in commit.objects]
     count = len(numbers)
-    if version != VERSION or sorted(numbers) != list(range(count)) or {one.shards for one in commit.objects} != {count}:
+    if (
+        version != VERSION
+        or sorted(numbers) != list(range(count))
+        or {object_.shards for object_ in commit.objects} != {count}
+    ):
         raise DamagedError(f"its manifest is damaged: version {version}, shards {numbers[:8]} of {count}")
     return commit
 
@@ -123,11 +127,11 @@ def read_listed_commit(store: Store, folder: CheckpointFolder) -> Commit:
     place = (commit.round, commit.iteration)
     if parse_folder(folder.key) not in (None, place):
         raise DamagedError(f"its manifest belongs to {folder_name(place)}: it was moved or renamed")
-    for one in commit.objects:
-        name = one.key.rpartition("/")[2]
+    for object_ in commit.objects:
+        name = object_.key.rpartition("/")[2]
         entry = folder.objects.get(name)
         if entry is None:
             raise DamagedError(f"{name} is gone")
-        if entry.size != one.size:
-            raise DamagedError(f"{name} has {entry.size} bytes, {one.size} were committed")
+        if entry.size != object_.size:
+            raise DamagedError(f"{name} has {entry.size} bytes, {object_.size} were committed")
     return commit

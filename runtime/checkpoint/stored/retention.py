@@ -79,7 +79,7 @@ def objects_by_checkpoint(entries: Iterable[Entry]) -> dict[CheckpointId, Stored
 def surplus(checkpoints: dict[CheckpointId, StoredObjects], policy: RetentionPolicy, now: float) -> list[CheckpointId]:
     """The checkpoints to delete, the oldest first. Young debris stays, as a writer may still be at work on it."""
     committed_places = sorted(
-        place for place, one in checkpoints.items() if one.committed and place not in policy.passed_over
+        place for place, checkpoint in checkpoints.items() if checkpoint.committed and place not in policy.passed_over
     )
     if not committed_places:
         return []
@@ -91,8 +91,10 @@ def surplus(checkpoints: dict[CheckpointId, StoredObjects], policy: RetentionPol
     }
     return sorted(
         place
-        for place, one in checkpoints.items()
-        if place < committed_places[-1] and place not in stays and (one.committed or one.modified < now - DEBRIS_S)
+        for place, checkpoint in checkpoints.items()
+        if place < committed_places[-1]
+        and place not in stays
+        and (checkpoint.committed or checkpoint.modified < now - DEBRIS_S)
     )
 
 

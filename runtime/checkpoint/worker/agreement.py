@@ -32,10 +32,10 @@ def broadcast_from_rank_0(look: Callable[[], tuple[int, int]]) -> tuple[int, int
     dist.broadcast(both, 0)
     if failure is not None:
         raise failure
-    one, other = both.tolist()
-    if one == _FAILED:
+    first, second = both.tolist()
+    if first == _FAILED:
         raise UnreachableError("rank 0 could not list the checkpoints; see its error")
-    return one, other
+    return first, second
 
 
 def max_over_ranks(mine: float) -> float:

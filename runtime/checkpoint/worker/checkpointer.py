@@ -333,5 +333,5 @@ def shard_sources(link: Link, place: Fetched) -> Sources:
         store, credentials = open_store(link.welcome.store), Credentials(place.token, place.authority)
         return Sources(place.sources, partial(read, store=store, credentials=credentials))
     data = SegmentFile.open(Path(place.path)).bytes_at(place.offset, place.size)
-    one = Holding(place.round, place.iteration, size=place.size, digest=place.digest)
-    return Sources((one,), partial(read_bytes, data))
+    holding = Holding(place.round, place.iteration, size=place.size, digest=place.digest)
+    return Sources((holding,), partial(read_bytes, data))

@@ -27,7 +27,7 @@ _KINDS: dict[str, Callable[[torch.device], DeviceCopies]] = {"cuda": CudaCopies}
 
 def device_of(tree: FlatState) -> torch.device:
     """The device that has the state's tensors; the CPU if none is elsewhere."""
-    return next((one.device for one in tree.tensors.values() if one.device.type != "cpu"), torch.device("cpu"))
+    return next((tensor.device for tensor in tree.tensors.values() if tensor.device.type != "cpu"), torch.device("cpu"))
 
 
 def copies_from(device: torch.device) -> DeviceCopies | None:
@@ -115,7 +115,7 @@ def stepped_names(state: Mapping[str, Any], tree: FlatState, device: torch.devic
             memory |= {_memory(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             values = (value for own in optimizer.state.values() for value in own.values())
             memory |= {_memory(value) for value in values if isinstance(value, torch.Tensor)}
-    return {name for name, one in tree.tensors.items() if one.device == device and _memory(one) in memory}
+    return {name for name, tensor in tree.tensors.items() if tensor.device == device and _memory(tensor) in memory}
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -58,7 +58,7 @@ def is_suitable(pod: Pod, pod_wish: Pod, request: NodeRequest, now: float) -> bo
 def _is_same(spec: Pod, pod_wish: Pod, request: NodeRequest) -> bool:
     if pod_wish.get("schedulingGates") or any(pod_wish.get(key) not in (None, spec.get(key)) for key in SAME_FIELDS):
         return False
-    if any(one not in (spec.get("tolerations") or ()) for one in pod_wish.get("tolerations") or ()):
+    if any(toleration not in (spec.get("tolerations") or ()) for toleration in pod_wish.get("tolerations") or ()):
         return False
     has, wants = spec["containers"][0], pod_wish["containers"][0]
     return (
@@ -71,7 +71,11 @@ def _is_same(spec: Pod, pod_wish: Pod, request: NodeRequest) -> bool:
 
 def _variables(container: Pod, without: Collection[str] = ()) -> dict[str, Any]:
     """The variables' values; None where they are taken from elsewhere."""
-    return {one["name"]: one.get("value") for one in container.get("env") or () if one["name"] not in without}
+    return {
+        variable["name"]: variable.get("value")
+        for variable in container.get("env") or ()
+        if variable["name"] not in without
+    }
 
 
 class _Amounts(NamedTuple):
@@ -94,15 +98,15 @@ def _has_enough(has: _Amounts, wants: _Amounts) -> bool:
         and has.limits.get(name, math.inf) >= wants.limits.get(name, math.inf)
         for name in _DIVISIBLE
     )
-    devices = [{name: count for name, count in one.items() if name not in _DIVISIBLE} for one in (*has, *wants)]
+    devices = [{name: count for name, count in amounts.items() if name not in _DIVISIBLE} for amounts in (*has, *wants)]
     return enough and devices[:2] == devices[2:]
 
 
 def _shared_memory(spec: Pod) -> float:
     """The size of /dev/shm in bytes; 0: there is no volume for it."""
     mounts = spec["containers"][0].get("volumeMounts") or ()
-    name = next((one["name"] for one in mounts if one["mountPath"] == SHARED_MEMORY), "")
-    volume = next((one for one in spec.get("volumes") or () if one["name"] == name), {})
+    name = next((mount["name"] for mount in mounts if mount["mountPath"] == SHARED_MEMORY), "")
+    volume = next((volume for volume in spec.get("volumes") or () if volume["name"] == name), {})
     limit = (volume.get("emptyDir") or {}).get("sizeLimit")
     return quantity(limit) if limit else 0
 

@@ -44,8 +44,8 @@ class KnownPods:
         """All pods there are. A pod that was known before the request and is missing from the list is gone."""
         by_uid = {pod["metadata"]["uid"]: pod for pod in pods}
         missing = [uid for uid, since in self._since.items() if since < ticket and uid not in by_uid]
-        lost_pods = [one for uid in missing for one in self.on_deleted(self._pods[uid])]
-        return [*lost_pods, *(one for pod in by_uid.values() for one in self.on_seen(pod))]
+        lost_pods = [end for uid in missing for end in self.on_deleted(self._pods[uid])]
+        return [*lost_pods, *(end for pod in by_uid.values() for end in self.on_seen(pod))]
 
     def on_created(self, pod: Pod) -> Node:
         """The answer to a create or a get. It is older than what a watch has said about the same pod."""

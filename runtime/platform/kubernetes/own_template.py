@@ -18,10 +18,12 @@ def with_own_template(spec: Mapping[str, Any], own: Mapping[str, Any]) -> dict[s
     container = {name: value for name, value in container_of(own).items() if name in CONTAINER and name not in _AGENTS}
     more = {name: value for name, value in (own.get("spec") or {}).items() if name in SPEC}
     changed_spec = {**_merge_container(spec, more), "containers": [_merge_container(first, container), *others]}
-    mounted_volumes = {mount["name"] for one in changed_spec["containers"] for mount in one.get("volumeMounts") or ()}
+    mounted_volumes = {
+        mount["name"] for entry in changed_spec["containers"] for mount in entry.get("volumeMounts") or ()
+    }
     return {
         **changed_spec,
-        "volumes": [one for one in changed_spec.get("volumes") or () if one["name"] in mounted_volumes],
+        "volumes": [volume for volume in changed_spec.get("volumes") or () if volume["name"] in mounted_volumes],
     }
 
 
@@ -42,4 +44,4 @@ def _merge_container(below: _Entry, above: _Entry) -> dict[str, Any]:
 
 
 def _by_key(below: Iterable[_Entry], above: Iterable[_Entry], key: str) -> list[_Entry]:
-    return list({one.get(key): one for one in (*below, *above)}.values())
+    return list({entry.get(key): entry for entry in (*below, *above)}.values())

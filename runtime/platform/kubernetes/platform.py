@@ -184,7 +184,9 @@ class KubernetesPlatform:
         async with self._taking:
             if self._held is None:
                 self._held, _ = await self._api.retry(lambda: self._api.list("pods", held_selector(self._job)))
-            for pod in [one for one in self._held if is_suitable(one, pod_wish, request, time.time())]:
+            for pod in [
+                candidate for candidate in self._held if is_suitable(candidate, pod_wish, request, time.time())
+            ]:
                 self._held.remove(pod)
                 name = pod["metadata"]["name"]
                 try:
@@ -236,10 +238,10 @@ class KubernetesPlatform:
             yield await self._news.get()
 
     def _publish(self, news: list[NodeEnd]) -> None:
-        for one in news:
-            self._ending.pop(one.uid, None)
-            self._reasons.pop(one.uid, None)
-            self._news.put_nowait(one)
+        for end in news:
+            self._ending.pop(end.uid, None)
+            self._reasons.pop(end.uid, None)
+            self._news.put_nowait(end)
 
     def _explain(self, pod: dict[str, Any]) -> None:
         """Say why the pod does not start, once for each reason."""

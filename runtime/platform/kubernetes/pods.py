@@ -116,20 +116,20 @@ def template_of(step: Pod) -> dict[str, Any]:
     What Argo added for itself is left out, and so is the service account's token: a node calls no API.
     """
     spec = step["spec"]
-    main = next((one for one in spec["containers"] if one["name"] == "main"), spec["containers"][0])
+    main = next((candidate for candidate in spec["containers"] if candidate["name"] == "main"), spec["containers"][0])
     mounts = [
-        one
-        for one in main.get("volumeMounts") or ()
-        if not one["mountPath"].startswith((*ARGO_MOUNTS, "/var/run/secrets/kubernetes.io"))
+        mount
+        for mount in main.get("volumeMounts") or ()
+        if not mount["mountPath"].startswith((*ARGO_MOUNTS, "/var/run/secrets/kubernetes.io"))
     ]
-    mounted_names = {one["name"] for one in mounts}
+    mounted_names = {mount["name"] for mount in mounts}
     container = {
         "name": AGENT_CONTAINER,
         **{key: main[key] for key in KEPT_CONTAINER_FIELDS if key in main},
-        "env": [one for one in main.get("env") or () if not one["name"].startswith("ARGO_")],
+        "env": [variable for variable in main.get("env") or () if not variable["name"].startswith("ARGO_")],
         "volumeMounts": mounts,
     }
-    volumes = [one for one in spec.get("volumes") or () if one["name"] in mounted_names]
+    volumes = [volume for volume in spec.get("volumes") or () if volume["name"] in mounted_names]
     return copy.deepcopy(
         {**{key: spec[key] for key in KEPT_FIELDS if key in spec}, "containers": [container], "volumes": volumes}
     )
@@ -142,8 +142,8 @@ def with_shared_memory(template: Mapping[str, Any], needed_bytes: int) -> dict[s
     limit of it, is unchanged.
     """
     first, *others = template["containers"]
-    name = next((one["name"] for one in first.get("volumeMounts") or () if one["mountPath"] == SHARED_MEMORY), "")
-    volume = next((one for one in template.get("volumes") or () if one["name"] == name), {})
+    name = next((mount["name"] for mount in first.get("volumeMounts") or () if mount["mountPath"] == SHARED_MEMORY), "")
+    volume = next((volume for volume in template.get("volumes") or () if volume["name"] == name), {})
     limit = (volume.get("emptyDir") or {}).get("sizeLimit")
     more = needed_bytes - int(quantity(limit)) if limit else 0
     if more <= 0:
@@ -153,7 +153,7 @@ def with_shared_memory(template: Mapping[str, Any], needed_bytes: int) -> dict[s
         kind: {**amounts, "memory": str(int(quantity(amounts["memory"])) + more)} if "memory" in amounts else amounts
         for kind, amounts in (first.get("resources") or {}).items()
     }
-    volumes = [larger if one is volume else one for one in template["volumes"]]
+    volumes = [larger if current is volume else current for current in template["volumes"]]
     return {**template, "containers": [{**first, "resources": resources}, *others], "volumes": volumes}
 
 
@@ -171,13 +171,13 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     }  # fmt: skip
     for name, field in fields.items():
         variables[name] = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
-    template_variables = [one for one in first.get("env") or () if one["name"] not in variables]
+    template_variables = [variable for variable in first.get("env") or () if variable["name"] not in variables]
     first |= {"command": first.get("command") or list(COMMAND), "args": _arguments(request)}
     first["env"] = [*template_variables, *variables.values()]
     resources = first.get("resources") or {}
     first["resources"] = _resources(request, resources)
     if threads := _threads(request, first["resources"]):
-        variables_set = {one["name"] for one in first["env"]}
+        variables_set = {variable["name"] for variable in first["env"]}
         first["env"] += [{"name": THREADS, "value": threads}] if THREADS not in variables_set else []
     spec |= {
         "containers": [first, *others], "volumes": _shared_memory(spec, resources, first), "restartPolicy": "Never",
@@ -209,7 +209,7 @@ def _threads(request: NodeRequest, resources: Mapping[str, Any]) -> str:
 
 def _arguments(request: NodeRequest) -> list[str]:
     """The agent's arguments; `--host`, unless requested, is the host that the scheduler chooses."""
-    arguments = [_escape(one) for one in request.arguments]
+    arguments = [_escape(argument) for argument in request.arguments]
     if not request.host and "--host" in arguments:
         arguments[arguments.index("--host") + 1] = f"$({HOST})"
     return arguments
@@ -240,13 +240,13 @@ def _shared_memory(
     """The volumes, with /dev/shm scaled as the node's memory is: it counts as memory and holds the staged state."""
     volumes: list[dict[str, Any]] = list(spec.get("volumes") or ())
     before, now = (
-        float(quantity((one.get("limits") or {}).get("memory", 0)))
-        for one in (resources_of_containers, agent["resources"])
+        float(quantity((resources.get("limits") or {}).get("memory", 0)))
+        for resources in (resources_of_containers, agent["resources"])
     )
-    name = next((one["name"] for one in agent.get("volumeMounts") or () if one["mountPath"] == SHARED_MEMORY), "")
+    name = next((mount["name"] for mount in agent.get("volumeMounts") or () if mount["mountPath"] == SHARED_MEMORY), "")
     if not before or now <= before:
         return volumes
-    return [_scale_volume(one, now / before) if one["name"] == name else one for one in volumes]
+    return [_scale_volume(volume, now / before) if volume["name"] == name else volume for volume in volumes]
 
 
 def _scale_volume(volume: dict[str, Any], times: float) -> dict[str, Any]:
@@ -264,15 +264,15 @@ def _apart(spec: Mapping[str, Any], request: NodeRequest, job: str) -> dict[str,
     other wishes would lead it back.
     """
     affinity = dict(spec.get("affinity") or {})
-    others = {"matchLabels": {JOB: digest(job)}}
+    job_pods = {"matchLabels": {JOB: digest(job)}}
     if request.not_on:
         term = {"matchExpressions": [{"key": HOST_LABEL, "operator": "NotIn", "values": [request.not_on]}]}
         wish = {"weight": 100, "preference": term}
         return {"affinity": {**affinity, "nodeAffinity": _with_wish(affinity.get("nodeAffinity"), wish)}}
-    wish = {"weight": 50, "podAffinityTerm": {"labelSelector": others, "topologyKey": ZONE_LABEL}}
-    spread = {"maxSkew": 1, "topologyKey": HOST_LABEL, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": others}
+    wish = {"weight": 50, "podAffinityTerm": {"labelSelector": job_pods, "topologyKey": ZONE_LABEL}}
+    spread = {"maxSkew": 1, "topologyKey": HOST_LABEL, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": job_pods}
     constraints = list(spec.get("topologySpreadConstraints") or ())
-    own = [] if any(one["topologyKey"] == HOST_LABEL for one in constraints) else [spread]
+    own = [] if any(constraint["topologyKey"] == HOST_LABEL for constraint in constraints) else [spread]
     affinity["podAntiAffinity"] = _with_wish(affinity.get("podAntiAffinity"), wish)
     if 0 < len(request.prefer_hosts) <= MOST_PREFERRED:
         term = {"matchExpressions": [{"key": HOST_LABEL, "operator": "In", "values": list(request.prefer_hosts)}]}
@@ -300,7 +300,7 @@ def _with_terms(affinity: Mapping[str, Any], terms: list[dict[str, Any]]) -> dic
     required_key = "requiredDuringSchedulingIgnoredDuringExecution"
     node = dict(affinity.get("nodeAffinity") or {})
     before = (node.get(required_key) or {}).get("nodeSelectorTerms") or [{}]
-    both = [{**one, "matchExpressions": [*(one.get("matchExpressions") or ()), *terms]} for one in before]
+    both = [{**term, "matchExpressions": [*(term.get("matchExpressions") or ()), *terms]} for term in before]
     return {**affinity, "nodeAffinity": {**node, required_key: {"nodeSelectorTerms": both}}}
 
 
@@ -318,23 +318,23 @@ def has_ended(pod: Pod) -> bool:
 def waiting_reason(pod: Pod) -> str:
     """Why the pod does not start, if it says so; "": it has started, or nothing is in its way."""
     status = pod.get("status") or {}
-    for one in status.get("containerStatuses") or ():
-        waiting = (one.get("state") or {}).get("waiting") or {}
+    for container in status.get("containerStatuses") or ():
+        waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason") in CANNOT_START_REASONS:
             return f"its container cannot start, {waiting['reason']}: {_one_line(waiting.get('message'))}".rstrip(": ")
-    for one in status.get("conditions") or ():
-        if one.get("type") == "PodScheduled" and one.get("status") == "False":
-            if one.get("reason") == "SchedulingGated":
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            if condition.get("reason") == "SchedulingGated":
                 if GATE in gates_of(pod):
                     return "it gets a machine after the nodes of the minimum"
                 return "it waits for quota of its queue"
-            return f"no machine has room for its pod: {_one_line(one.get('message'))}".rstrip(": ")
+            return f"no machine has room for its pod: {_one_line(condition.get('message'))}".rstrip(": ")
     return ""
 
 
 def gates_of(pod: Pod) -> list[str]:
     """What keeps the pod from being scheduled."""
-    return [one["name"] for one in pod["spec"].get("schedulingGates") or ()]
+    return [gate["name"] for gate in pod["spec"].get("schedulingGates") or ()]
 
 
 def _one_line(message: str | None) -> str:
@@ -343,10 +343,14 @@ def _one_line(message: str | None) -> str:
 
 def was_evicted(pod: Pod) -> bool:
     """Whether the pod was preempted for a more important one, or evicted (a drain, an autoscaler, a queue's quota)."""
-    conditions = [one for one in (pod.get("status") or {}).get("conditions") or () if one.get("status") == "True"]
-    disrupted = [one for one in conditions if one.get("type") == "DisruptionTarget"]
-    is_stopped = any(one.get("type") == KUEUE_STOPPED for one in conditions)
-    return is_stopped or any(one.get("reason") in EVICTED_REASONS for one in disrupted)
+    conditions = [
+        condition
+        for condition in (pod.get("status") or {}).get("conditions") or ()
+        if condition.get("status") == "True"
+    ]
+    disrupted = [condition for condition in conditions if condition.get("type") == "DisruptionTarget"]
+    is_stopped = any(condition.get("type") == KUEUE_STOPPED for condition in conditions)
+    return is_stopped or any(condition.get("reason") in EVICTED_REASONS for condition in disrupted)
 
 
 def end_of_pod(pod: Pod, otherwise: str) -> NodeEnd:
@@ -358,12 +362,12 @@ def _exit_of(pod: Pod, otherwise: str) -> NodeEnd:
     status = pod.get("status") or {}
     node = node_of(pod)
     dead = [
-        one["state"]["terminated"]
-        for one in status.get("containerStatuses") or ()
-        if "terminated" in (one.get("state") or {})
+        container["state"]["terminated"]
+        for container in status.get("containerStatuses") or ()
+        if "terminated" in (container.get("state") or {})
     ]
     code = int(dead[0].get("exitCode", 0)) if dead else None
-    if any(one.get("reason") == "OOMKilled" for one in dead):
+    if any(end.get("reason") == "OOMKilled" for end in dead):
         return NodeEnd(node.name, node.uid, OOM_KILLED, "its container ran out of memory (OOMKilled)")
     if reason := status.get("reason"):
         reason_text = f"{reason}: {_one_line(status.get('message'))}".rstrip(": ")

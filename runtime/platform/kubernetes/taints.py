@@ -25,7 +25,7 @@ async def _try_taint(api: KubeApi, host: str) -> bool:
     """Try once; False: somebody else has changed the node meanwhile."""
     node = await api.retry(lambda: api.get("nodes", host))
     taints = node["spec"].get("taints") or []
-    if any(one["key"] == TAINT["key"] for one in taints):
+    if any(existing["key"] == TAINT["key"] for existing in taints):
         return True
     version = {"resourceVersion": node["metadata"]["resourceVersion"]}
     change = {"metadata": version, "spec": {"taints": [*taints, TAINT]}}

@@ -23,9 +23,9 @@ EARLY_S = 5.0
 def owner_of(pod: Mapping[str, Any]) -> Owner:
     """The Workflow that owns the step's pod. Raises KubeError if none does."""
     metadata = pod["metadata"]
-    for one in metadata.get("ownerReferences") or ():
-        if one["kind"] == "Workflow":
-            return Owner(one["name"], one["uid"])
+    for reference in metadata.get("ownerReferences") or ():
+        if reference["kind"] == "Workflow":
+            return Owner(reference["name"], reference["uid"])
     raise KubeError(f"pod {metadata['name']}: no Workflow owns it; run the step by Argo, or unset EVERSTEP_POD", 400)
 
 

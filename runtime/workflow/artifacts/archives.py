@@ -85,9 +85,9 @@ class _Budget:
         while not folder.is_dir():
             missing.append(folder)
             folder = folder.parent
-        for one in reversed(missing):
+        for parent in reversed(missing):
             self.count_member()
-            one.mkdir(0o755)
+            parent.mkdir(0o755)
 
     def count_member(self) -> None:
         """Count one member. Raises ArchiveError when there are too many."""
@@ -100,7 +100,9 @@ def pack_tar(place: Path, name: str, to: Path, level: int | None) -> None:
     """Pack a file or folder as the gzipped tar's one member of that name. Raises OSError, ValueError."""
     place = place.resolve()  # A link is followed, as on Argo.
     with tarfile.open(to, "w:gz", compresslevel=1 if level is None else max(0, level)) as archive:
-        archive.add(place, name, filter=lambda one: one if one.isreg() or one.isdir() or one.issym() else None)
+        archive.add(
+            place, name, filter=lambda member: member if member.isreg() or member.isdir() or member.issym() else None
+        )
 
 
 def pack_zip(place: Path, to: Path, name_in_zip: str) -> None:
@@ -116,9 +118,9 @@ def pack_zip(place: Path, to: Path, name_in_zip: str) -> None:
         for folder, below, names in os.walk(place):
             links = [name for name in below if Path(folder, name).is_symlink()]
             for file in (Path(folder, name) for name in [*names, *links]):
-                there, member = file.resolve(), str(Path(place.name) / file.relative_to(place))
-                if there.is_file() and there.is_relative_to(root):
-                    archive.write(there, member)
+                target, member = file.resolve(), str(Path(place.name) / file.relative_to(place))
+                if target.is_file() and target.is_relative_to(root):
+                    archive.write(target, member)
                 else:
                     archive.writestr(member, b"")
 
@@ -133,9 +135,9 @@ def copy_plain(place: Path, to: Path) -> None:
         for name in names:
             file = Path(folder, name)
             if stat.S_ISREG(file.lstat().st_mode):
-                there = to / file.relative_to(place)
-                there.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, there)
+                target = to / file.relative_to(place)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
 
 
 def is_tarball(path: Path) -> bool:
@@ -198,7 +200,7 @@ def _unwrap_single(out: Path) -> Path:
 def _links(root: Path) -> Iterator[Path]:
     """The symbolic links below a folder."""
     for folder, names, files in os.walk(root):
-        yield from (one for one in (Path(folder, name) for name in [*names, *files]) if one.is_symlink())
+        yield from (link for link in (Path(folder, name) for name in [*names, *files]) if link.is_symlink())
 
 
 @contextmanager
@@ -305,8 +307,8 @@ def _ignore_bad_time() -> Iterator[None]:
 
 def _check_link(link: Path, root: Path) -> None:
     """Raise ArchiveError for a link that leads out of `root`."""
-    target, there = os.readlink(link), os.path.realpath(link)
-    if target.startswith("/") or root.is_symlink() or not Path(there).is_relative_to(root.resolve()):
+    target, real_target = os.readlink(link), os.path.realpath(link)
+    if target.startswith("/") or root.is_symlink() or not Path(real_target).is_relative_to(root.resolve()):
         raise ArchiveError(f"illegal symlink target: {link.name} -> {target[:200]}")
 
 

@@ -98,9 +98,9 @@ def _publish(packed_path: Path, to: Path) -> None:
         raise ArtifactError(f"failed to put file: {IS_FOLDER}")
     for folder, _, names in os.walk(packed_path):
         for file in (Path(folder, name) for name in names):
-            there = resolve_inside(to, str(file.relative_to(packed_path)))
-            there.parent.mkdir(parents=True, exist_ok=True)
-            file.replace(there)
+            target = resolve_inside(to, str(file.relative_to(packed_path)))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file.replace(target)
 
 
 def load(
@@ -193,8 +193,8 @@ def _set_mode(entry: Mapping[str, Any], place: Path) -> None:
 def _chmod(place: Path, mode: int, files_only: bool = False) -> None:
     """Set the mode of a whole tree, inner entries first, as a folder may become unreadable. Links are not followed."""
     for folder, names, files in os.walk(place, topdown=False):
-        for one in (Path(folder, name) for name in [*([] if files_only else names), *files]):
-            if not one.is_symlink():
-                one.chmod(mode)
+        for path in (Path(folder, name) for name in [*([] if files_only else names), *files]):
+            if not path.is_symlink():
+                path.chmod(mode)
     if not (files_only and place.is_dir()):
         place.chmod(mode)

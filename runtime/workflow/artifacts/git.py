@@ -33,13 +33,13 @@ def clone(git: Mapping[str, Any], library: Library, to: Path, ending: web.Ending
     with tempfile.TemporaryDirectory() as keys:
         run = _Commands(repo, _git_environment(git, library, Path(keys)), to, ending or web.Ending()).run
         run("clone", "--quiet", *shallow, *over, *which, "--", repo, str(to), at=None)
-        for one in list_at(git, "fetch"):
-            run("fetch", "--quiet", "--update-head-ok", *shallow, "origin", "--", str(one))
+        for ref in list_at(git, "fetch"):
+            run("fetch", "--quiet", "--update-head-ok", *shallow, "origin", "--", str(ref))
         revision = str(git.get("revision") or "")
         if revision:
             ways = (f"refs/tags/{revision}", f"refs/remotes/origin/{revision}", revision)
             commits = (
-                one for one in ways if run("rev-parse", "--verify", "--quiet", f"{one}^{{commit}}", may_fail=True)
+                way for way in ways if run("rev-parse", "--verify", "--quiet", f"{way}^{{commit}}", may_fail=True)
             )
             at = next(commits, "")
             if not at and not run("fetch", "--quiet", "origin", "--", revision, may_fail=True):

@@ -96,7 +96,7 @@ def _build_request(http: Mapping[str, Any], library: Library) -> web.Request:
         headers.append(("Authorization", authorization))
     if auth.get("oauth2"):
         headers.append(("Authorization", f"Bearer {_fetch_token(auth['oauth2'], library)}"))
-    headers += [(str(one["name"]), str(one.get("value") or "")) for one in list_at(http, "headers")]
+    headers += [(str(header["name"]), str(header.get("value") or "")) for header in list_at(http, "headers")]
     context = _client_tls(auth["clientCert"], library) if auth.get("clientCert") else None
     return web.Request(str(http.get("url") or ""), headers=headers, context=context)
 
@@ -120,7 +120,9 @@ def _fetch_token(artifact: Mapping[str, Any], library: Library) -> str:
     form = [("grant_type", "client_credentials")]
     if artifact.get("scopes"):
         form.append(("scope", " ".join(artifact["scopes"])))
-    form += [(str(one["key"]), str(one.get("value") or "")) for one in list_at(artifact, "endpointParams")]
+    form += [
+        (str(parameter["key"]), str(parameter.get("value") or "")) for parameter in list_at(artifact, "endpointParams")
+    ]
     who = (secret_value(artifact, "clientIDSecret", library), secret_value(artifact, "clientSecretSecret", library))
     headers = [("Authorization", basic_auth(*map(urllib.parse.quote_plus, who))),
                ("Content-Type", "application/x-www-form-urlencoded")]  # fmt: skip

@@ -93,7 +93,7 @@ class Repository:
         key = f"{at['key'].strip('/')}/" if at.get("key") else ""
         try:
             if at.get("bucket"):
-                return [one.key for one in self._open_store(at).list(key) if not one.key.endswith("/")]
+                return [entry.key for entry in self._open_store(at).list(key) if not entry.key.endswith("/")]
         except (*BAD_VALUE_ERRORS, MissingObjectError) as error:
             raise ArtifactError(f"failed to list {key!r}: {error}") from None
         return sorted(path for path in self._folder_files() if path.startswith(key) and not path.startswith("."))
@@ -154,10 +154,10 @@ def _upload(store: Store, key: str, packed_path: Path) -> None:
             store.put(f"{key.rstrip('/')}/{file.relative_to(packed_path)}", file)
 
 
-def _is_same_server(one: str, other: str) -> bool:
+def _is_same_server(url: str, other_url: str) -> bool:
     """Whether both URLs have the same scheme, host and port."""
-    first, second = urlsplit(one), urlsplit(other)
-    return first.scheme == second.scheme and web.same_host(one, other)
+    first, second = urlsplit(url), urlsplit(other_url)
+    return first.scheme == second.scheme and web.same_host(url, other_url)
 
 
 @dataclass(frozen=True)

@@ -28,15 +28,21 @@ def pod_containers(template: Mapping[str, Any]) -> dict[str, list[dict[str, Any]
     if template.get("containerSet"):
         mounts = list_at(template, "containerSet", "volumeMounts")
         every = list_at(template, "containerSet", "containers")
-        main = [{**one, "volumeMounts": [*list_at(one, "volumeMounts"), *mounts]} for one in every]
+        main = [{**container, "volumeMounts": [*list_at(container, "volumeMounts"), *mounts]} for container in every]
     else:
         main = [{**(template.get("container") or template.get("script") or {}), "name": "main"}]
-    own = [mount for one in main for mount in list_at(one, "volumeMounts")]
+    own = [mount for container in main for mount in list_at(container, "volumeMounts")]
     containers = {"main": main}
     for kind, field in (("init", "initContainers"), ("sidecars", "sidecars")):
         containers[kind] = [
-            {**one, "volumeMounts": [*list_at(one, "volumeMounts"), *(own if one.get("mirrorVolumeMounts") else [])]}
-            for one in list_at(template, field)
+            {
+                **container,
+                "volumeMounts": [
+                    *list_at(container, "volumeMounts"),
+                    *(own if container.get("mirrorVolumeMounts") else []),
+                ],
+            }
+            for container in list_at(template, field)
         ]
     return containers
 
@@ -48,7 +54,7 @@ def readiness_probe(template: Mapping[str, Any]) -> Mapping[str, Any] | None:
     place = probe.get("httpGet") or probe.get("tcpSocket")
     if not template.get("daemon") or not place:
         return None
-    ports_by_name = {str(one.get("name")): one.get("containerPort") for one in list_at(container, "ports")}
+    ports_by_name = {str(port.get("name")): port.get("containerPort") for port in list_at(container, "ports")}
     port = str(ports_by_name.get(str(place.get("port")), place.get("port")))
     kind = "httpGet" if probe.get("httpGet") else "tcpSocket"
     # A name that no port has: nothing listens there, and the daemon is never ready.
@@ -57,15 +63,15 @@ def readiness_probe(template: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def verdict(template: Mapping[str, Any], container_exits: list[ContainerExit]) -> tuple[str, str]:
     """(phase, message) of the pod by its containers. The phase is empty when no container failed."""
-    init = {str(one.get("name")) for one in list_at(template, "initContainers")}
-    for one in container_exits:
-        if one.name in init and one.code:
-            return "Failed", f"{one.name}: Error (exit code {one.code})"
-    main = [one for one in container_exits if one.name not in init]
+    init = {str(container.get("name")) for container in list_at(template, "initContainers")}
+    for exit_ in container_exits:
+        if exit_.name in init and exit_.code:
+            return "Failed", f"{exit_.name}: Error (exit code {exit_.code})"
+    main = [exit_ for exit_ in container_exits if exit_.name not in init]
     if template.get("containerSet"):
-        bad = [one for one in main if one.code and not one.blamed]
+        bad = [exit_ for exit_ in main if exit_.code and not exit_.blamed]
     else:
-        sidecars = {str(one.get("name")) for one in list_at(template, "sidecars")}
-        bad = [one for one in main if one.code and (one.name not in sidecars or one.code not in KILLED_CODES)]
-        bad.sort(key=lambda one: one.name != "main")
+        sidecars = {str(sidecar.get("name")) for sidecar in list_at(template, "sidecars")}
+        bad = [exit_ for exit_ in main if exit_.code and (exit_.name not in sidecars or exit_.code not in KILLED_CODES)]
+        bad.sort(key=lambda exit_: exit_.name != "main")
     return ("Failed", f"{bad[0].name}: Error (exit code {bad[0].code})") if bad else ("", "")

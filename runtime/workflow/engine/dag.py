@@ -154,8 +154,8 @@ class DagRun:
         if not (task.get("arguments") or {}).get("artifacts"):
             return []
         artifacts = {**input_artifacts(self._node.spec), **self._engine.variables.artifacts}
-        for other in self._readable_tasks(str(task["name"]), artifact_names_read(task)):
-            artifacts |= node_artifacts(f"tasks.{other}", self._engine.state.nodes[f"{self._node.name}.{other}"])
+        for ancestor in self._readable_tasks(str(task["name"]), artifact_names_read(task)):
+            artifacts |= node_artifacts(f"tasks.{ancestor}", self._engine.state.nodes[f"{self._node.name}.{ancestor}"])
         return resolve_artifacts(task, scope, artifacts)
 
     def _call_task(self, task: Mapping[str, Any], suffix: str, owner: str, now: float) -> None:
@@ -201,14 +201,14 @@ class DagRun:
         if node.type is NodeType.TASK_GROUP:
             phases = [self._engine.state.nodes[child].phase for child in node.children]
             states["AnySucceeded"] = Phase.SUCCEEDED in phases
-            states["AllFailed"] = all(one is Phase.FAILED for one in phases)
+            states["AllFailed"] = all(child_phase is Phase.FAILED for child_phase in phases)
         return states
 
     def scope(self, task: Mapping[str, Any], now: float) -> Scope:
         """The scope of a task: globals, the DAG's inputs, and the ancestors that the task names."""
         scope = {**self._engine.variables.global_scope(now), **template_scope(self._node.spec)}
-        for other in self._readable_tasks(str(task["name"]), names_read(task)):
-            scope |= self._task_scope(other)
+        for ancestor in self._readable_tasks(str(task["name"]), names_read(task)):
+            scope |= self._task_scope(ancestor)
         return scope
 
     def _readable_tasks(self, own: str, read: Collection[str]) -> Collection[str]:
@@ -216,7 +216,7 @@ class DagRun:
         tasks = tasks_read("tasks", read, self._tasks)
         if tasks is self._tasks:
             return self._ancestors.ancestors(own)
-        return [other for other in tasks if self._ancestors.is_ancestor(own, other)]
+        return [ancestor for ancestor in tasks if self._ancestors.is_ancestor(own, ancestor)]
 
     def _task_scope(self, name: str) -> Scope:
         """What other tasks may read of a task; empty before it has a node."""

@@ -43,11 +43,11 @@ class GateResult(NamedTuple):
 def declared_locks(holder: Mapping[str, Any], namespace: str, library: Library) -> list[Lock]:
     """The locks of a template or workflow. Raises ExpressionError for a semaphore without a limit."""
     locks = []
-    for one in list_at(holder, "synchronization", "mutexes"):
-        locks.append(Lock(f"{one.get('namespace') or namespace}/Mutex/{one.get('name')}", 1))
-    for one in list_at(holder, "synchronization", "semaphores"):
-        reference = one.get("configMapKeyRef") or {}
-        name = f"{one.get('namespace') or namespace}/ConfigMap/{reference.get('name')}/{reference.get('key')}"
+    for mutex in list_at(holder, "synchronization", "mutexes"):
+        locks.append(Lock(f"{mutex.get('namespace') or namespace}/Mutex/{mutex.get('name')}", 1))
+    for semaphore in list_at(holder, "synchronization", "semaphores"):
+        reference = semaphore.get("configMapKeyRef") or {}
+        name = f"{semaphore.get('namespace') or namespace}/ConfigMap/{reference.get('name')}/{reference.get('key')}"
         try:
             locks.append(Lock(name, int(library.value("ConfigMap", reference) or "")))
         except (MissingObjectError, ValueError) as error:

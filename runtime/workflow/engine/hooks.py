@@ -79,7 +79,7 @@ class HookRun:
                 self._hook_owner.fail(str(error), now)
                 return False
         hook_nodes = (self._engine.state.nodes.get(name) for name in self._started.values())
-        return all(one is not None and one.phase.fulfilled for one in hook_nodes)
+        return all(hook_node is not None and hook_node.phase.fulfilled for hook_node in hook_nodes)
 
     def _start(self, node: Node, suffix: str, hook: Mapping[str, Any], scope: Scope, now: float) -> None:
         if not node.outputs.is_empty:

@@ -89,13 +89,13 @@ def shut_down(engine: Scheduler, now: float, at_once: bool = False) -> None:
 
 def _stop_node(engine: Scheduler, node: Node, now: float, at_once: bool) -> None:
     pod = f"workflow shutdown with strategy:  {engine.state.shutdown}"
-    here = f"Stopped with strategy '{engine.state.shutdown}'"
+    stop_message = f"Stopped with strategy '{engine.state.shutdown}'"
     if node.type in (NodeType.POD, NodeType.HTTP) and node.phase is Phase.RUNNING:
         engine.kill(
             node, pod if engine.state.shutdown else TOO_LATE, at_once=at_once and engine.state.shutdown == "Terminate"
         )
     else:
-        message = here if node.type is NodeType.SUSPEND else pod
+        message = stop_message if node.type is NodeType.SUSPEND else pod
         engine.set_phase(node, Phase.FAILED, now, message if engine.state.shutdown else TOO_LATE)
 
 
@@ -139,19 +139,19 @@ def _resume_node(engine: Scheduler, node: Node, now: float) -> None:
 def add_containers(engine: Scheduler, node: Node, now: float) -> None:
     """Add a node for each container of a containerSet, below the pod's node or below its dependencies."""
     every = list_at(node.spec, "containerSet", "containers")
-    for one in every:
-        engine.factory.add_container_node(node, str(one["name"]), now)
-    for one in every:
-        name = f"{node.name}.{one['name']}"
-        above = [engine.state.nodes[f"{node.name}.{need}"] for need in one.get("dependencies") or []]
-        for other in above or [node]:
-            other.children.append(name)
+    for container in every:
+        engine.factory.add_container_node(node, str(container["name"]), now)
+    for container in every:
+        name = f"{node.name}.{container['name']}"
+        above = [engine.state.nodes[f"{node.name}.{need}"] for need in container.get("dependencies") or []]
+        for parent in above or [node]:
+            parent.children.append(name)
 
 
 def abandon_containers(engine: Scheduler, node: Node, message: str, now: float) -> None:
     """Fail the containers of a pod that was ended from outside."""
-    for one in list_at(node.spec, "containerSet", "containers"):
-        below = engine.state.nodes[f"{node.name}.{one['name']}"]
+    for container in list_at(node.spec, "containerSet", "containers"):
+        below = engine.state.nodes[f"{node.name}.{container['name']}"]
         if not below.phase.fulfilled:
             below.set_phase(Phase.FAILED, now, message)
 
@@ -175,7 +175,7 @@ def end_containers(engine: Scheduler, node: Node, event: PodEnded) -> None:
 
 def _root_cause_code(name: str, event: PodEnded, codes: dict[str, int]) -> int:
     """The exit code of the container that failed first in the chain of dependencies."""
-    blames = {one: blamed_container for one, _, blamed_container in event.containers if blamed_container}
+    blames = {name: blamed_container for name, _, blamed_container in event.containers if blamed_container}
     while name in blames:
         name = blames[name]
     return codes[name]
@@ -196,7 +196,7 @@ def handle_pod_end(engine: Scheduler, event: PodEnded) -> None:
     if node.type is NodeType.HTTP:
         _end_http(engine, node, event)
         return
-    phase, message = verdict(node.spec, [ContainerExit(*one) for one in event.containers])
+    phase, message = verdict(node.spec, [ContainerExit(*container) for container in event.containers])
     end_containers(engine, node, event)
     if phase and not any(name == "main" for name, _, _ in event.containers) and not node.spec.get("containerSet"):
         engine.set_phase(node, Phase(phase), event.time, message)
@@ -256,7 +256,7 @@ def reusable_nodes(engine: Scheduler, again: set[str]) -> dict[str, Node]:
     pods = {node.owner for name in again if (node := engine.state.nodes[name]).type is NodeType.CONTAINER}
     anew, queue = again | pods, [*again, *pods]
     for name in queue:
-        more = [one for one in engine.state.nodes[name].children if one not in anew]
+        more = [child for child in engine.state.nodes[name].children if child not in anew]
         anew.update(more)
         queue += more
     reusable = dict(engine.state.kept)

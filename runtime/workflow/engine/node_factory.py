@@ -168,15 +168,15 @@ class NodeFactory:
     def _restore_node(self, node: Node) -> None:
         """Take over a node that ended in an earlier life, with its containers; other children are attached again."""
         queue = [node]
-        for one in queue:
-            below = [kept_child for name in one.children if (kept_child := self._engine.state.kept.get(name))]
+        for restored in queue:
+            below = [kept_child for name in restored.children if (kept_child := self._engine.state.kept.get(name))]
             below = [
                 kept_child
                 for kept_child in below
                 if kept_child.type is NodeType.CONTAINER and kept_child.owner == node.name
             ]
-            one.children = [child.name for child in below]
-            self._engine.state.nodes[one.name] = one
+            restored.children = [child.name for child in below]
+            self._engine.state.nodes[restored.name] = restored
             queue += below
 
     def _add_node(self, call: Call, type_: NodeType, phase: Phase, spec: dict[str, Any], now: float) -> Node:

@@ -17,14 +17,14 @@ def outbound_names(nodes: Mapping[str, Node], name: str) -> list[str]:
         inner = [child for child in node.children if nodes[child].type is NodeType.CONTAINER]
         return sorted({end for child in inner for end in outbound_names(nodes, child)}) if inner else [name]
     if node.type in (NodeType.STEPS, NodeType.DAG):
-        return [end for one in node.outbound for end in outbound_names(nodes, one)]
+        return [end for outbound in node.outbound for end in outbound_names(nodes, outbound)]
     return [name]
 
 
 def attach(engine: Scheduler, above: Iterable[str], name: str) -> None:
     """Make a node a child of the outbound nodes of some others."""
-    for one in above:
-        for end in outbound_names(engine.state.nodes, one):
+    for parent in above:
+        for end in outbound_names(engine.state.nodes, parent):
             engine.state.nodes[end].children.append(name)
 
 

@@ -51,7 +51,7 @@ def tasks_read(kind: str, read: Collection[str], all_tasks: Collection[str]) -> 
     It keeps a task's scope as small as what the task reads.
     """
     task_names = {name.split(".")[1] for name in read if name.startswith(f"{kind}.")}
-    return task_names if kind not in read and all(one in all_tasks for one in task_names) else all_tasks
+    return task_names if kind not in read and all(task_name in all_tasks for task_name in task_names) else all_tasks
 
 
 def node_artifacts(prefix: str, node: Node) -> dict[str, dict[str, Any]]:

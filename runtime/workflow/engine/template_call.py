@@ -100,7 +100,9 @@ def _fill_parameter(
     filled_entry = {key: parameter_text(value) if key == "default" else value for key, value in entry.items()}
     value = entry.get("value")
     value = entry.get("default") if value is None else value
-    argument = next((one for one in list_at(arguments, "parameters") if one.get("name") == name), None)
+    argument = next(
+        (parameter for parameter in list_at(arguments, "parameters") if parameter.get("name") == name), None
+    )
     source = entry.get("valueFrom")
     if argument is not None:
         if argument.get("value") is not None:
@@ -130,7 +132,7 @@ def config_map_value(what: str, source: Mapping[str, Any], globals_: Scope, libr
 
 def _fill_artifact(entry: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
     name = str(entry["name"])
-    argument = next((one for one in list_at(arguments, "artifacts") if one.get("name") == name), None)
+    argument = next((artifact for artifact in list_at(arguments, "artifacts") if artifact.get("name") == name), None)
     if argument is not None:
         fields_kept = {key: entry[key] for key in ("path", "mode", "recurseMode", "optional") if key in entry}
         if not argument.get("from producer") and "archive" in entry:

@@ -159,6 +159,6 @@ class Variables:
         read = self._read.get(boundary.name)
         if read is None:
             text = go_json(boundary.spec)
-            read = self._read[boundary.name] = {one or two for one, two in _RESULT.findall(text)}
+            read = self._read[boundary.name] = {dotted or indexed for dotted, indexed in _RESULT.findall(text)}
         name = re.sub(r"^(?:\[\d+\])?\.", "", node.name.removeprefix(boundary.name))
         return _SUFFIX.sub("", _SUFFIX.sub("", name)) in read

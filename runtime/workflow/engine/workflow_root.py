@@ -140,7 +140,9 @@ class Root:
         engine = self._engine
         spec, name = engine.state.manifest.spec, engine.state.name + EXIT_SUFFIX
         beside = [engine.state.nodes.get(hook) for hook in self._hooks.values()]
-        if name in engine.state.nodes or any(one is None or not one.phase.fulfilled for one in beside):
+        if name in engine.state.nodes or any(
+            hook_node is None or not hook_node.phase.fulfilled for hook_node in beside
+        ):
             return
         hook = (spec.get("hooks") or {}).get("exit")
         if spec.get("onExit"):

@@ -89,11 +89,11 @@ class Meter:
         for value in values:
             self.spend(1 + len(value))
             inner = value if isinstance(value, list) else value.values()
-            for one in inner:
-                if isinstance(one, str):
-                    self.left -= len(one) // CHARACTERS_A_STEP
-                elif isinstance(one, list | dict):
-                    below.append(one)
+            for item in inner:
+                if isinstance(item, str):
+                    self.left -= len(item) // CHARACTERS_A_STEP
+                elif isinstance(item, list | dict):
+                    below.append(item)
         return below
 
 

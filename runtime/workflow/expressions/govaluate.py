@@ -228,7 +228,7 @@ def _bitwise(operation: Callable[[int, int], int]) -> Callable[[float, float], f
     """Of numbers as integers of 64 bits. What is no such number is 0."""
 
     def of(a: float, b: float) -> float:
-        whole = [wrap_int64(int(one)) if math.isfinite(one) else 0 for one in (a, b)]
+        whole = [wrap_int64(int(number)) if math.isfinite(number) else 0 for number in (a, b)]
         return float(wrap_int64(operation(*whole)))
 
     return of
@@ -318,7 +318,7 @@ class _Evaluator(Transformer_NonRecursive[Token, Any]):
         if symbol == "in":
             if not isinstance(b, list):
                 _check_numbers(symbol, "comparator", b if isinstance(b, str) else go_text(b))
-            return any(type(a) is type(one) and a == one for one in b)
+            return any(type(a) is type(item) and a == item for item in b)
         if not (isinstance(a, str) and isinstance(b, str)):
             _check_numbers(symbol, "comparator", a, b)
         return {"<": a < b, "<=": a <= b, ">": a > b, ">=": a >= b}[symbol]

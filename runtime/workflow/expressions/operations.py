@@ -65,7 +65,7 @@ def _add(a: Any, b: Any) -> Any:
 
 def _is_in(a: Any, b: Any) -> bool:
     if isinstance(b, list):
-        return any(is_equal(a, one) for one in b)
+        return any(is_equal(a, item) for item in b)
     if isinstance(b, dict):
         return isinstance(a, str) and a in b
     if b is None:

@@ -59,7 +59,7 @@ def replace_all(pattern: str, text: str, new: str, literal: bool = False) -> str
     """The text with `new` for what it finds; `$1` and `${name}` in it are groups, unless it is `literal`."""
     data, pieces, place, length = _bytes(text), list[bytes](), 0, len(text)
     for match in _iterate_matches(pattern, data):
-        piece = _bytes(new if literal else _GROUP.sub(lambda one, match=match: _group_text(match, one), new))
+        piece = _bytes(new if literal else _GROUP.sub(lambda group, match=match: _group_text(match, group), new))
         length = check_length(length + len(piece))
         pieces += (data[place : match.start()], piece)
         place = match.end()

@@ -155,8 +155,8 @@ def _dict(*pairs: Any) -> dict[str, Any]:
 
 def _merge(overwrite: bool, *maps: dict[str, Any]) -> dict[str, Any]:
     merged_map = dict(maps[0])
-    for one in maps[1:]:
-        for key, value in one.items():
+    for later_map in maps[1:]:
+        for key, value in later_map.items():
             if isinstance(merged_map.get(key), dict) and isinstance(value, dict):
                 merged_map[key] = _merge(overwrite, merged_map[key], value)
             elif overwrite or _is_empty(merged_map.get(key)):
@@ -282,7 +282,7 @@ TEXT: dict[str, Callable[..., Any]] = {
     "hasSuffix": lambda p, s: s.endswith(p), "quote": lambda *v: " ".join(json.dumps(s) for s in _strings(list(v))),
     "squote": lambda *v: " ".join(f"'{s}'" for s in _strings(list(v))), "cat": lambda *v: " ".join(_strings(list(v))),
     "indent": _indent, "nindent": lambda n, s: "\n" + _indent(n, s), "replace": lambda a, b, s: replace_text(s, a, b),
-    "plural": lambda one, many, n: one if n == 1 else many, "snakecase": lambda s: "_".join(_words(s)).lower(),
+    "plural": lambda single, many, n: single if n == 1 else many, "snakecase": lambda s: "_".join(_words(s)).lower(),
     "kebabcase": lambda s: "-".join(_words(s)).lower(), "camelcase": _camel, "wrap": _wrap,
     "wrapWith": lambda width, separator, s: _wrap(width, s, separator), "toString": go_text,
     "toStrings": _strings, "join": lambda glue, values: join_texts(_strings(values), glue),
@@ -321,15 +321,15 @@ NUMBERS: dict[str, Callable[..., Any]] = {
 LISTS: dict[str, Callable[..., Any]] = {
     "list": lambda *v: list(v), "tuple": lambda *v: list(v), "first": lambda v: v[0] if v else None,
     "last": lambda v: v[-1] if v else None, "rest": lambda v: v[1:], "initial": lambda v: v[:-1],
-    "append": lambda v, one: [*v, one], "push": lambda v, one: [*v, one], "prepend": lambda v, one: [one, *v],
-    "concat": lambda *v: [item for one in v for item in one], "reverse": lambda v: v[::-1],
+    "append": lambda v, item: [*v, item], "push": lambda v, item: [*v, item], "prepend": lambda v, item: [item, *v],
+    "concat": lambda *v: [item for part in v for item in part], "reverse": lambda v: v[::-1],
     "uniq": unique_values,
-    "without": lambda v, *out: _without(v, {unique_key(one) for one in out}), "has": lambda one, v: one in v,
+    "without": lambda v, *out: _without(v, {unique_key(item) for item in out}), "has": lambda item, v: item in v,
     "compact": lambda v: [item for item in v if not _is_empty(item)],
     "slice": lambda v, a=0, b=None: v[a:b], "chunk": lambda n, v: [v[i : i + n] for i in range(0, len(v), n)],
     "dict": _dict, "get": lambda d, k: d.get(k, ""), "set": lambda d, k, v: {**d, k: v},
     "unset": lambda d, k: {key: value for key, value in d.items() if key != k}, "hasKey": lambda d, k: k in d,
-    "pluck": lambda k, *d: [one[k] for one in d if k in one], "keys": lambda *d: [k for one in d for k in one],
+    "pluck": lambda k, *d: [part[k] for part in d if k in part], "keys": lambda *d: [k for part in d for k in part],
     "pick": lambda d, *k: {key: d[key] for key in k if key in d},
     "omit": lambda d, *k: {key: value for key, value in d.items() if key not in k},
     "values": lambda d: list(d.values()), "merge": lambda *d: _merge(False, *d), "dig": _dig,
@@ -337,7 +337,7 @@ LISTS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 OTHERS: dict[str, Callable[..., Any]] = {
     "default": lambda d, v=None: d if _is_empty(v) else v, "empty": _is_empty,
-    "coalesce": lambda *v: next((one for one in v if not _is_empty(one)), None),
+    "coalesce": lambda *v: next((value for value in v if not _is_empty(value)), None),
     "all": lambda *v: not any(map(_is_empty, v)), "any": lambda *v: not all(map(_is_empty, v)),
     "ternary": lambda yes, no, which: yes if which else no, "fail": _fail, "toJson": go_json,
     "mustToJson": go_json, "toPrettyJson": go_pretty_json, "toRawJson": lambda v: go_json(v, escape=False),

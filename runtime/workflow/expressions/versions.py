@@ -30,7 +30,7 @@ class Version(NamedTuple):
     @property
     def order(self) -> tuple[Any, ...]:
         """The key by which versions are compared."""
-        each = [(0, int(one), "") if one.isdigit() else (1, 0, one) for one in self.prerelease.split(".")]
+        each = [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in self.prerelease.split(".")]
         return (*self[:3], not self.prerelease, each)
 
 
@@ -48,7 +48,7 @@ def allows(constraints: str, version: str) -> bool:
         raise ExpressionError("invalid semantic version")
     have = Version(int(match[1]), int(match[2] or 0), int(match[3] or 0), match[4] or "")
     alternatives = [_parse_constraints(part) for part in constraints[: _LONGEST + 1].split("||")]
-    return any(all(_holds(one, have) for one in some) for some in alternatives)
+    return any(all(_holds(constraint, have) for constraint in some) for some in alternatives)
 
 
 def _parse_constraints(text: str) -> list[_Constraint]:

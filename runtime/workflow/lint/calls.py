@@ -32,22 +32,22 @@ def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
                 yield "inline", False, Problem((*task_at.where, "inline"), message)
     for _, hook, where in hooks(spec):
         template = called_template(hook, spec, library)
-        template_names = {str(one.get("name")): None for one in list_at(spec, "templates")}
+        template_names = {str(template.get("name")): None for template in list_at(spec, "templates")}
         if template is None:
             template_name = str(hook.get("template"))
             message = f"there is no template {template_name!r}{nearest_hint(template_name, template_names)}"
             yield "hook", True, Problem((*where, "template"), message)
             continue
-        parameter_names = {one.get("name") for one in list_at(hook.get("arguments"), "parameters")}
+        parameter_names = {parameter.get("name") for parameter in list_at(hook.get("arguments"), "parameters")}
         if where[1] == "hooks":
-            parameter_names |= {one.get("name") for one in list_at(spec, "arguments", "parameters")}
-        for one in list_at(template, "inputs", "parameters"):
+            parameter_names |= {parameter.get("name") for parameter in list_at(spec, "arguments", "parameters")}
+        for parameter in list_at(template, "inputs", "parameters"):
             if (
-                one.get("value", one.get("default")) is None
-                and not one.get("valueFrom")
-                and one.get("name") not in parameter_names
+                parameter.get("value", parameter.get("default")) is None
+                and not parameter.get("valueFrom")
+                and parameter.get("name") not in parameter_names
             ):
-                yield "hook", True, Problem(where, f"inputs.parameters.{one.get('name')} was not supplied")
+                yield "hook", True, Problem(where, f"inputs.parameters.{parameter.get('name')} was not supplied")
     for index, entry in enumerate(list_at(spec, "arguments", "parameters")):
         if isinstance(entry.get("value"), Mapping | list):
             here = ("spec", "arguments", "parameters", index, "value")
@@ -60,7 +60,7 @@ def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
 
 def _argument_findings(task_at: TaskAt, template: Mapping[str, Any]) -> Iterator[RawFinding]:
     for kind in ("parameters", "artifacts"):
-        inputs_by_name = {str(one.get("name")): one for one in list_at(template, "inputs", kind)}
+        inputs_by_name = {str(input_.get("name")): input_ for input_ in list_at(template, "inputs", kind)}
         for index, entry in enumerate(list_at(task_at.task.get("arguments"), kind)):
             here, name = (*task_at.where, "arguments", kind, index), str(entry.get("name"))
             if name not in inputs_by_name:
@@ -130,7 +130,7 @@ def _json_list(text: Any) -> Any:
 
 
 def _artifact_findings(task_at: TaskAt, spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
-    others = {str(one.task.get("name")): one.task for one in tasks(task_at.holder)}
+    task_by_name = {str(sibling.task.get("name")): sibling.task for sibling in tasks(task_at.holder)}
     for index, entry in enumerate(list_at(task_at.task.get("arguments"), "artifacts")):
         here, text = (*task_at.where, "arguments", "artifacts", index, "from"), str(entry.get("from") or "")
         if text and "{{" not in text:
@@ -140,7 +140,7 @@ def _artifact_findings(task_at: TaskAt, spec: Mapping[str, Any], library: Librar
     for index, entry in enumerate(list_at(task_at.task.get("arguments"), "parameters")):
         for tag in tags(str(entry.get("value") or "")):
             parts = tag.strip().split(".")
-            if parts[2:4] == ["outputs", "artifacts"] and parts[1] in others:
+            if parts[2:4] == ["outputs", "artifacts"] and parts[1] in task_by_name:
                 here = (*task_at.where, "arguments", "parameters", index, "value")
                 yield (
                     "artifact",

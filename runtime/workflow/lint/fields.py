@@ -101,7 +101,7 @@ def _retry_findings(strategy: Any, where: Where) -> Iterator[RawFinding]:
 
 def _lock_findings(holder: Mapping[str, Any], where: Where, library: Library) -> Iterator[RawFinding]:
     semaphores = list_at(holder, "synchronization", "semaphores")
-    if any(one.get("database") for one in semaphores):
+    if any(semaphore.get("database") for semaphore in semaphores):
         return  # Refused already: not supported here.
     try:
         gates.declared_locks(holder, "default", library)
@@ -156,7 +156,7 @@ def _patch_findings(template: Mapping[str, Any], patch: str, where: Where) -> It
         return
     try:
         apply_patch(template, patch)
-        pod = next(iter(one.value for one in read_text(patch)), {})
+        pod = next(iter(document.value for document in read_text(patch)), {})
     except (ExpressionError, ReadError):
         yield "patch", True, Problem(where, "is not a patch of a pod; give YAML with containers, volumes...")
         return
@@ -225,7 +225,11 @@ def _key_findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
     for at in templates(spec):
         for index, entry in enumerate(list_at(at.template, "inputs", "artifacts")):
             key = str((entry.get("s3") or {}).get("key") or "")
-            if key and "{{" not in key and not any("{{" in one or key.startswith(one) for one in key_texts if one):
+            if (
+                key
+                and "{{" not in key
+                and not any("{{" in key_text or key.startswith(key_text) for key_text in key_texts if key_text)
+            ):
                 here = (*at.where, "inputs", "artifacts", index, "s3", "key")
                 yield (
                     "artifact",
@@ -311,7 +315,9 @@ def _unused_findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
     called_names = {spec.get("entrypoint"), spec.get("onExit")}
     called_names |= {hook.get("template") for _, hook, _ in hooks(spec)}
     for at in templates(spec):
-        called_names |= {one.task.get("template") for one in tasks(at)} | {one.task.get("onExit") for one in tasks(at)}
+        called_names |= {task_at.task.get("template") for task_at in tasks(at)} | {
+            task_at.task.get("onExit") for task_at in tasks(at)
+        }
     for index, template in enumerate(list_at(spec, "templates")):
         where = ("spec", "templates", index)
         if template.get("name") not in called_names:

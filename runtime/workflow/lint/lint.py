@@ -73,7 +73,11 @@ def _findings(document: Document, library: Library, others: Mapping[str, Documen
     kind = document.value.get("kind") if isinstance(document.value, Mapping) else None
     if kind in WORKFLOW_TEMPLATES:
         findings = _findings(replace(document, value=_as_workflow(document.value)), library, others)
-        return [one for one in findings if one.code != "unused" and not one.message.startswith(validate.NO_ENTRYPOINT)]
+        return [
+            finding
+            for finding in findings
+            if finding.code != "unused" and not finding.message.startswith(validate.NO_ENTRYPOINT)
+        ]
     if kind == "CronWorkflow":
         return _cron_findings(document, library, others)
     if kind and kind != parse.KIND:
@@ -84,14 +88,15 @@ def _findings(document: Document, library: Library, others: Mapping[str, Documen
 
 def _cron_findings(document: Document, library: Library, others: Mapping[str, Document]) -> list[Finding]:
     """Of a CronWorkflow and of the workflow that it starts."""
-    own = [_to_finding(document, one, INVALID, True) for one in cron.problems(document.value)]
+    own = [_to_finding(document, problem, INVALID, True) for problem in cron.problems(document.value)]
     inside = mapping_at(document.value, "spec", "workflowSpec")
     workflow = {"apiVersion": document.value.get("apiVersion"), "kind": parse.KIND, "metadata": {}, "spec": inside}
     prefix = ("spec", "workflowSpec")
     lines = {("spec", *path[2:]): line for path, line in document.lines.items() if path[:2] == prefix}
     findings = _findings(replace(document, value=workflow, lines={**document.lines, **lines}), library, others)
     findings = [
-        one._replace(where=(*prefix, *one.where[1:])) if one.where[:1] == prefix[:1] else one for one in findings
+        finding._replace(where=(*prefix, *finding.where[1:])) if finding.where[:1] == prefix[:1] else finding
+        for finding in findings
     ]
     message = "a CronWorkflow needs a scheduler; a Workflow of its workflowSpec can run here"
     return [_to_finding(document, Problem(("kind",), message), RUNS_HERE, True), *own, *findings]
@@ -100,17 +105,17 @@ def _cron_findings(document: Document, library: Library, others: Mapping[str, Do
 def _workflow_findings(document: Document, library: Library, others: Mapping[str, Document]) -> list[Finding]:
     source = document.value
     findings: list[Finding] = []
-    for one in parse.problems(source, library):
-        holder = others.get(one.of)
-        findings.append(_to_finding(holder or document, one._replace(of="") if holder else one, INVALID, True))
+    for problem in parse.problems(source, library):
+        holder = others.get(problem.of)
+        findings.append(_to_finding(holder or document, problem._replace(of="") if holder else problem, INVALID, True))
     findings += [Finding(line, where, "duplicate-key", True, f"{where[-1]!r} appears twice; keep one", document.file)
               for where, line in document.repeated]  # fmt: skip
-    wrong = any(one.code == INVALID for one in findings)
+    wrong = any(finding.code == INVALID for finding in findings)
     if isinstance(source, Mapping) and isinstance(source.get("spec"), Mapping) and not wrong:
         for code, error, problem in _raw_findings(source, library):
-            if not any(one.where == problem.where and one.message == problem.message for one in findings):
+            if not any(finding.where == problem.where and finding.message == problem.message for finding in findings):
                 findings.append(_to_finding(document, problem, code, error))
-    return sorted(findings, key=lambda one: (one.line, not one.error))
+    return sorted(findings, key=lambda finding: (finding.line, not finding.error))
 
 
 def _to_finding(document: Document, problem: Problem, code: str, error: bool) -> Finding:
@@ -127,15 +132,15 @@ def _as_workflow(template: Mapping[str, Any]) -> dict[str, Any]:
         return {**template, "kind": parse.KIND}
     arguments_of_spec = mapping_at(spec, "arguments")
     entries = [
-        one if not isinstance(one, Mapping) or "value" in one else {"valueFrom": SUPPLIED, **one}
-        for one in list_at(arguments_of_spec, "parameters")
+        entry if not isinstance(entry, Mapping) or "value" in entry else {"valueFrom": SUPPLIED, **entry}
+        for entry in list_at(arguments_of_spec, "parameters")
     ]
     prefix = "workflow.parameters."
     read = {name.removeprefix(prefix) for name in names_read(spec.get("templates")) if name.startswith(prefix)}
-    more = sorted(read - {str(one.get("name")) for one in entries if isinstance(one, Mapping)} - {"json"})
+    more = sorted(read - {str(entry.get("name")) for entry in entries if isinstance(entry, Mapping)} - {"json"})
     entries += [{"name": name, "valueFrom": SUPPLIED} for name in more]
     arguments = {"arguments": {**arguments_of_spec, "parameters": entries}} if entries else {}
-    template_names = {one.get("name") for one in list_at(spec, "templates") if isinstance(one, Mapping)}
+    template_names = {template.get("name") for template in list_at(spec, "templates") if isinstance(template, Mapping)}
     entry = {"entrypoint": ""} if spec.get("entrypoint") in template_names else {}
     return {**template, "kind": parse.KIND, "spec": {**spec, **entry, **arguments}}
 
@@ -159,28 +164,29 @@ def _raw_findings(source: Mapping[str, Any], library: Library) -> Iterator[tuple
 def as_json(findings: list[Finding]) -> list[dict[str, Any]]:
     """For programs."""
     return [
-        {"file": one.file, "line": one.line, "path": dotted_path(one.where), "code": one.code,
-         "severity": "error" if one.error else "warning", "target": one.target or "both", "message": one.message}
-        for one in findings
+        {"file": finding.file, "line": finding.line, "path": dotted_path(finding.where), "code": finding.code,
+         "severity": "error" if finding.error else "warning", "target": finding.target or "both",
+         "message": finding.message}
+        for finding in findings
     ]  # fmt: skip
 
 
-def _sarif_location(one: Finding) -> dict[str, Any]:
-    return {"physicalLocation": {"artifactLocation": {"uri": one.file}, "region": {"startLine": one.line}}}
+def _sarif_location(finding: Finding) -> dict[str, Any]:
+    return {"physicalLocation": {"artifactLocation": {"uri": finding.file}, "region": {"startLine": finding.line}}}
 
 
 def as_sarif(findings: list[Finding]) -> dict[str, Any]:
     """For code hosts (SARIF 2.1.0)."""
     results = [
         {
-            "ruleId": one.code,
-            "level": "error" if one.error else "warning",
-            "message": {"text": f"{dotted_path(one.where)}: {one.message}"},
-            "locations": [_sarif_location(one)],
+            "ruleId": finding.code,
+            "level": "error" if finding.error else "warning",
+            "message": {"text": f"{dotted_path(finding.where)}: {finding.message}"},
+            "locations": [_sarif_location(finding)],
         }
-        for one in findings
+        for finding in findings
     ]
-    rules = [{"id": code} for code in sorted({one.code for one in findings})]
+    rules = [{"id": code} for code in sorted({finding.code for finding in findings})]
     driver = {"name": "everstep workflow lint", "rules": rules}
     return {
         "version": "2.1.0",

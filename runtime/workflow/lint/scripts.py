@@ -20,10 +20,10 @@ _DISPLAYS = (ast.List, ast.Dict, ast.Set, ast.Tuple, ast.ListComp, ast.DictComp,
 def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
     """Of every loop over a result."""
     for at in templates(spec):
-        others = {str(one.task.get("name")): one.task for one in tasks(at)}
+        task_by_name = {str(sibling.task.get("name")): sibling.task for sibling in tasks(at)}
         for task_at in tasks(at):
             read = _RESULT.fullmatch(str(task_at.task.get("withParam") or "").strip())
-            if read and (producer := others.get(read[1])):
+            if read and (producer := task_by_name.get(read[1])):
                 script = (called_template(producer, spec, library) or {}).get("script") or {}
                 if mistake := _output_mistake(script):
                     yield "items", False, Problem((*task_at.where, "withParam"), f"{read[1]} {mistake}")
@@ -44,10 +44,14 @@ def _python_mistake(source: str) -> str:
         body = ast.parse(source).body
     except SyntaxError:
         return ""
-    calls = [one.value for one in body if isinstance(one, ast.Expr) and isinstance(one.value, ast.Call)]
-    prints = [one.args[0] for one in calls if isinstance(one.func, ast.Name) and one.func.id == "print"
-               and one.args and not any(word.arg == "file" for word in one.keywords)]  # fmt: skip
-    if any(isinstance(one, _DISPLAYS) for one in prints):
+    calls = [
+        statement.value
+        for statement in body
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+    ]
+    prints = [call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"
+               and call.args and not any(word.arg == "file" for word in call.keywords)]  # fmt: skip
+    if any(isinstance(printed, _DISPLAYS) for printed in prints):
         return "prints a Python list, which is not JSON; use print(json.dumps(...))"
     first = prints[0] if prints else None
     return _noise_mistake(first.value) if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""

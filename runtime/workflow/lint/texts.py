@@ -63,10 +63,10 @@ def findings(spec: Mapping[str, Any], library: Library) -> Iterator[RawFinding]:
 def _known_inputs(template: Mapping[str, Any], entry: bool) -> dict[str, str]:
     """Inputs whose value is known before a run: of the entrypoint, which is called with nothing else."""
     inputs: dict[str, str] = {}
-    for one in list_at(template, "inputs", "parameters"):
-        value = one.get("value", one.get("default"))
+    for parameter in list_at(template, "inputs", "parameters"):
+        value = parameter.get("value", parameter.get("default"))
         if entry and value is not None:
-            inputs[f"inputs.parameters.{one.get('name')}"] = parameter_text(value)
+            inputs[f"inputs.parameters.{parameter.get('name')}"] = parameter_text(value)
     return inputs
 
 
@@ -127,7 +127,7 @@ def _simple_tag_findings(name: str, at: TemplateAt, leaf: bool) -> Iterator[RawF
         yield "tag", False, Problem(at.where, f"{{{{{name}}}}} is not replaced; did you mean {near[0]}?")
     parts = name.split(".")
     if root == "outputs" and len(parts) == 4 and parts[3] == "path":
-        declared_outputs = {str(one.get("name")) for one in list_at(at.template, "outputs", parts[1])}
+        declared_outputs = {str(output.get("name")) for output in list_at(at.template, "outputs", parts[1])}
         if parts[2] not in declared_outputs:
             yield "tag", False, Problem(at.where, f"{{{{{name}}}}}: the template has no such output")
 
@@ -143,8 +143,12 @@ def _expression_findings(
         return
     if "?" in text:
         return
-    input_names = {f"inputs.parameters.{one.get('name')}" for one in list_at(at.template, "inputs", "parameters")}
-    workflow_parameters = {f"workflow.parameters.{one.get('name')}" for one in list_at(spec, "arguments", "parameters")}
+    input_names = {
+        f"inputs.parameters.{parameter.get('name')}" for parameter in list_at(at.template, "inputs", "parameters")
+    }
+    workflow_parameters = {
+        f"workflow.parameters.{parameter.get('name')}" for parameter in list_at(spec, "arguments", "parameters")
+    }
     for path in sorted(read):
         for prefix, declared_names in (
             ("inputs.parameters.", input_names),
@@ -158,7 +162,7 @@ def _expression_findings(
                 )
                 return
     try:
-        late = any(path == one or path.startswith(f"{one}.") for one in LATE_NAMES for path in read)
+        late = any(path == late_name or path.startswith(f"{late_name}.") for late_name in LATE_NAMES for path in read)
         if not late and (read <= scope.keys() or not any(path.split(".")[0] in ROOTS for path in read)):
             evaluate(text, scope, FUNCTIONS)
     except UnknownNameError as error:
@@ -239,7 +243,7 @@ def _when_findings(text: str, where: Where, scope: Mapping[str, str], error: boo
 
 
 def _depends_findings(task_at: TaskAt) -> Iterator[RawFinding]:
-    every = {str(one.get("name")): one for one in list_at(task_at.holder.template, "dag", "tasks")}
+    every = {str(task.get("name")): task for task in list_at(task_at.holder.template, "dag", "tasks")}
     text = depends_of(task_at.task, every)
     try:
         is_satisfied(text, {name: {} for name, _ in needs(text)})
@@ -251,8 +255,8 @@ def _order_findings(task_at: TaskAt, spec: Mapping[str, Any], library: Library) 
     """A task may read only what it waits for, and what that gives."""
     if task_at.prefix != "tasks":
         return
-    every = {str(one.get("name")): one for one in list_at(task_at.holder.template, "dag", "tasks")}
-    waits = {name: {need for need, _ in needs(depends_of(one, every))} for name, one in every.items()}
+    every = {str(task.get("name")): task for task in list_at(task_at.holder.template, "dag", "tasks")}
+    waits = {name: {need for need, _ in needs(depends_of(task, every))} for name, task in every.items()}
     ancestors, own = Ancestry(waits), str(task_at.task.get("name"))
     body = {key: value for key, value in task_at.task.items() if key not in ("inline", "hooks")}
     for tag in tags(body):
@@ -266,7 +270,9 @@ def _order_findings(task_at: TaskAt, spec: Mapping[str, Any], library: Library) 
                 yield "order", True, Problem(task_at.where, message)
             elif tag.startswith("=") and parts[2:4] == ["outputs", "parameters"] and len(parts) == 5 and "?" not in tag:
                 template = called_template(every[parts[1]], spec, library) or {}
-                declared_outputs = {str(one.get("name")) for one in list_at(template, "outputs", "parameters")}
+                declared_outputs = {
+                    str(parameter.get("name")) for parameter in list_at(template, "outputs", "parameters")
+                }
                 if parts[4] not in declared_outputs:
                     yield "order", True, Problem(task_at.where, f"{parts[1]} has no output parameter {parts[4]}")
 

@@ -62,7 +62,7 @@ def findings(spec: Mapping[str, Any]) -> Iterator[RawFinding]:
 
 
 def _inline_script(container: Mapping[str, Any], where: Where) -> _Script | None:
-    variables = {str(one.get("name")) for one in list_at(container, "env")}
+    variables = {str(variable.get("name")) for variable in list_at(container, "env")}
     variables_set = None if container.get("envFrom") else variables
     command = [str(word) for word in list_at(container, "command")]
     if container.get("source") and command:
@@ -103,7 +103,7 @@ def _bound_names(node: ast.AST) -> set[str]:
     """Names that a node other than a plain name binds; `*` for a star import."""
     match node:
         case ast.Import(names=names) | ast.ImportFrom(names=names):
-            return {(one.asname or one.name).partition(".")[0] for one in names}
+            return {(alias.asname or alias.name).partition(".")[0] for alias in names}
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
             return {node.name}
         case ast.arg():
@@ -114,7 +114,7 @@ def _bound_names(node: ast.AST) -> set[str]:
             return {name}
         case ast.Global(names=names) | ast.Nonlocal(names=names):
             return set(names)
-    return {one.name for one in getattr(node, "type_params", [])}
+    return {parameter.name for parameter in getattr(node, "type_params", [])}
 
 
 def _undefined_shell_names(source: str, variables: set[str]) -> list[tuple[str, int]]:
@@ -139,22 +139,22 @@ def _expanded_text(source: str) -> str:
     kept_text: list[str] = []
     quote, index = "", 0
     while index < len(source):
-        one = source[index]
-        if one == "\\" and quote != "'":
+        character = source[index]
+        if character == "\\" and quote != "'":
             kept_text.append("\n" if source[index + 1 : index + 2] == "\n" else "")
             index += 2
             continue
         if quote == "'":
-            quote = "" if one == "'" else quote
-            one = "\n" if one == "\n" else ""
-        elif one == "'" and not quote:
-            quote = one
-        elif one == '"':
-            quote = "" if quote else one
-        elif one == "#" and not quote and (index == 0 or source[index - 1].isspace()):
+            quote = "" if character == "'" else quote
+            character = "\n" if character == "\n" else ""
+        elif character == "'" and not quote:
+            quote = character
+        elif character == '"':
+            quote = "" if quote else character
+        elif character == "#" and not quote and (index == 0 or source[index - 1].isspace()):
             end = source.find("\n", index)
             index = len(source) if end < 0 else end
             continue
-        kept_text.append(one)
+        kept_text.append(character)
         index += 1
     return "".join(kept_text)

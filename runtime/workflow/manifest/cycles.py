@@ -16,13 +16,13 @@ TemplateId = tuple[str, str]
 
 def problems(spec: Mapping[str, Any], library: Library) -> Iterator[Problem]:
     """A problem for each call of the workflow's own templates that always comes back to its own template."""
-    own = {str(one.get("name")): one for one in list_at(spec, "templates")}
+    own = {str(template.get("name")): template for template in list_at(spec, "templates")}
     for index, template in enumerate(list_at(spec, "templates")):
         began = ("", str(template.get("name")))
         for where, called_place in _unconditional_calls("", template):
             way = _path_back(called_place, began, own, library)
             if way:
-                names = " -> ".join("/".join(filter(None, one)) for one in [began, *way])
+                names = " -> ".join("/".join(filter(None, place)) for place in [began, *way])
                 message = f"{names}: calls itself forever; give one of them a when"
                 yield Problem(("spec", "templates", index, *where), message)
 

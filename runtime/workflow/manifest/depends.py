@@ -81,13 +81,13 @@ class Ancestry:
 
     def is_ancestor(self, name: str, other: str) -> bool:
         """Whether a task waits for the other, directly or through others."""
-        return any(one == other for one in self._walk_up(name))
+        return any(ancestor == other for ancestor in self._walk_up(name))
 
     def _walk_up(self, name: str) -> Iterator[str]:
         """The ancestors of a task, nearest first."""
         visited, queue = {name}, [name]
-        for one in queue:
-            for need in self._waits.get(one, ()):
+        for task in queue:
+            for need in self._waits.get(task, ()):
                 if need in self._waits and need not in visited:
                     visited.add(need)
                     queue.append(need)

@@ -86,7 +86,7 @@ def is_known_field(path: str) -> bool:
 
 
 def resource_value(reference: Mapping[str, Any], container: Mapping[str, Any]) -> str:
-    """What a resourceFieldRef reads of a container, in divisors, rounded up.
+    """What a resourceFieldRef reads of a container, in units of the divisor, rounded up.
 
     A missing request is the limit; a missing limit is the machine's capacity.
     """

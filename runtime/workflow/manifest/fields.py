@@ -139,7 +139,7 @@ def template_name_problems(templates: Sequence[Any], where: Where) -> Iterator[P
 def template_problems(template: Mapping[str, Any], where: Where) -> Iterator[Problem]:
     """Problems of one template by itself."""
     kind = kind_of(template)
-    kinds = [one for one in KINDS if template.get(one) is not None]
+    kinds = [field for field in KINDS if template.get(field) is not None]
     if len(kinds) > 1:
         yield Problem(where, f"has {' and '.join(kinds)}; a template is one of them")
     if not kind:
@@ -160,12 +160,12 @@ def template_problems(template: Mapping[str, Any], where: Where) -> Iterator[Pro
     if kind == "containerSet":
         yield from _container_set_problems(template, where)
     for more in ("initContainers", "sidecars"):
-        for index, one in enumerate(list_at(template, more)):
-            if not one.get("name") and more == "initContainers":
+        for index, container in enumerate(list_at(template, more)):
+            if not container.get("name") and more == "initContainers":
                 yield Problem((*where, more, index), "needs a name")
-            if one.get("name") in RESERVED[:1]:
+            if container.get("name") in RESERVED[:1]:
                 yield Problem(
-                    (*where, more, index, "name"), f"{one['name']} is the name of one of Argo's own containers"
+                    (*where, more, index, "name"), f"{container['name']} is the name of one of Argo's own containers"
                 )
 
 
@@ -310,7 +310,7 @@ def _container_set_problems(template: Mapping[str, Any], where: Where) -> Iterat
     if not containers:
         yield Problem(here, "is empty")
         return
-    names = [str(one.get("name") or "") for one in containers]
+    names = [str(container.get("name") or "") for container in containers]
     outputs = template.get("outputs") or {}
     inputs = template.get("inputs") or {}
     if (
@@ -318,13 +318,13 @@ def _container_set_problems(template: Mapping[str, Any], where: Where) -> Iterat
     ) and "main" not in names:
         yield Problem(here, "one must be named main, as there are inputs or outputs")
     yield from name_problems(containers, here, FIELD_NAME, _NAME_RULE)
-    needs = {name: set(one.get("dependencies") or []) for name, one in zip(names, containers, strict=True)}
-    for index, one in enumerate(containers):
+    needs = {name: set(container.get("dependencies") or []) for name, container in zip(names, containers, strict=True)}
+    for index, container in enumerate(containers):
         if names[index] in RESERVED:
             yield Problem((*here, index, "name"), f"{names[index]} is the name of one of Argo's own containers")
-        for other in one.get("dependencies") or []:
-            if other not in names:
-                yield Problem((*here, index, "dependencies"), f"there is no container {other}")
+        for need in container.get("dependencies") or []:
+            if need not in names:
+                yield Problem((*here, index, "dependencies"), f"there is no container {need}")
     if cycle := cyclic_names(needs):
         yield Problem(here, f"{', '.join(sorted(cycle))} wait for each other")
 

@@ -42,7 +42,7 @@ def load(
     """
     documents, others = _read_documents(files), _read_documents(with_)
     _check_objects([*documents, *others])
-    workflows = [one for one in documents if _kind(one) == "Workflow"]
+    workflows = [document for document in documents if _kind(document) == "Workflow"]
     if not workflows:
         place = _kind_location(documents[0]) if documents else ", ".join(map(str, files))
         raise ManifestError(f"{place}: there is no Workflow{'' if documents else NOTHING_THERE}")
@@ -61,31 +61,39 @@ def load_each(
     documents, others = _read_documents(files), _read_documents(with_)
     if not documents:
         raise ManifestError(f"{', '.join(map(str, files))}: there is no Workflow{NOTHING_THERE}")
-    own_objects = [one for one in documents if _kind(one) in KINDS]
+    own_objects = [document for document in documents if _kind(document) in KINDS]
     _check_objects([*own_objects, *others])
-    linted = [one for one in documents if _kind(one) not in ("ConfigMap", "Secret")]
-    return [_with_objects(one, [*own_objects, *others], images) for one in linted]
+    linted = [document for document in documents if _kind(document) not in ("ConfigMap", "Secret")]
+    return [_with_objects(document, [*own_objects, *others], images) for document in linted]
 
 
 def _with_objects(document: Document, every: Iterable[Document], images: Mapping[str, Sequence[str]]) -> LoadedWorkflow:
-    beside = [one for one in every if _kind(one) != "Workflow"]
-    objects_by_name = {f"{_kind(one)} {(one.value.get('metadata') or {}).get('name')}": one for one in beside}
-    return LoadedWorkflow(document, Library.from_objects((one.value for one in beside), images), objects_by_name)
+    beside = [object_ for object_ in every if _kind(object_) != "Workflow"]
+    objects_by_name = {
+        f"{_kind(object_)} {(object_.value.get('metadata') or {}).get('name')}": object_ for object_ in beside
+    }
+    return LoadedWorkflow(
+        document, Library.from_objects((object_.value for object_ in beside), images), objects_by_name
+    )
 
 
 def _read_documents(files: Iterable[Path]) -> list[Document]:
     try:
-        return [one for path in _expand_paths(files) for one in (read_python if path.suffix == ".py" else read)(path)]
+        return [
+            document
+            for path in _expand_paths(files)
+            for document in (read_python if path.suffix == ".py" else read)(path)
+        ]
     except ReadError as error:
         raise ManifestError(str(error)) from None
 
 
 def _check_objects(documents: Iterable[Document]) -> None:
-    for one in documents:
-        if _kind(one) not in KINDS:
-            raise ManifestError(f"{_kind_location(one)}: kind {_kind(one) or 'none'}: use {', '.join(KINDS)}")
-        for where, mistake in _object_mistakes(one.value):
-            raise ManifestError(f"{one.file}:{one.line(where)}: {dotted_path(where)}: {mistake}")
+    for document in documents:
+        if _kind(document) not in KINDS:
+            raise ManifestError(f"{_kind_location(document)}: kind {_kind(document) or 'none'}: use {', '.join(KINDS)}")
+        for where, mistake in _object_mistakes(document.value):
+            raise ManifestError(f"{document.file}:{document.line(where)}: {dotted_path(where)}: {mistake}")
 
 
 def _kind_location(document: Document) -> str:
@@ -121,7 +129,7 @@ def _is_base64(text: str) -> bool:
 def _expand_paths(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
-            yield from sorted(one for one in path.rglob("*") if one.suffix in ENDINGS)
+            yield from sorted(file for file in path.rglob("*") if file.suffix in ENDINGS)
         else:
             yield path
 

@@ -55,7 +55,9 @@ class Library:
         cls, objects: Iterable[Mapping[str, Any]], images: Mapping[str, Sequence[str]] = MappingProxyType({})
     ) -> "Library":
         """A library of these objects; of two with one name, the later counts."""
-        objects_by_name = {(str(one.get("kind")), str(mapping_at(one, "metadata").get("name"))): one for one in objects}
+        objects_by_name = {
+            (str(object_.get("kind")), str(mapping_at(object_, "metadata").get("name"))): object_ for object_ in objects
+        }
         return cls(objects_by_name, images)
 
     def workflow_template(self, reference: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -72,7 +74,7 @@ class Library:
             spec = self.workflow_template(reference)
         except MissingObjectError:
             return {}
-        return {str(one.get("name")): one for one in spec.get("templates") or []}
+        return {str(template.get("name")): template for template in spec.get("templates") or []}
 
     def template(self, reference: Mapping[str, Any]) -> Mapping[str, Any]:
         """A template of a WorkflowTemplate. Raises MissingObjectError."""
@@ -118,20 +120,20 @@ class Library:
         templates: dict[str, Mapping[str, Any]] = {}
         open_ = [value]
         while open_:
-            one = open_.pop()
-            if isinstance(one, Mapping):
+            item = open_.pop()
+            if isinstance(item, Mapping):
                 for field in ("templateRef", "workflowTemplateRef"):
-                    reference = one.get(field)
+                    reference = item.get(field)
                     if isinstance(reference, Mapping):
                         kind = WORKFLOW_TEMPLATES[bool(reference.get("clusterScope"))]
                         place = f"{kind} {reference.get('name')}"
-                        there = self.objects.get((kind, str(reference.get("name"))))
-                        if there is not None and place not in templates:
-                            templates[place] = there
-                            open_.append(there)
-                open_ += one.values()
-            elif isinstance(one, list):
-                open_ += one
+                        definition = self.objects.get((kind, str(reference.get("name"))))
+                        if definition is not None and place not in templates:
+                            templates[place] = definition
+                            open_.append(definition)
+                open_ += item.values()
+            elif isinstance(item, list):
+                open_ += item
         return templates
 
     def parameter(self, name: str, key: str) -> str:
@@ -199,9 +201,12 @@ def _merge_named(below: Any, above: Any) -> Any:
     if isinstance(below, Mapping) and isinstance(above, Mapping):
         return {**below, **{key: _merge_named(below.get(key), value) for key, value in above.items()}}
     both = isinstance(below, list) and isinstance(above, list)
-    if both and all(isinstance(one, Mapping) and "name" in one for one in [*below, *above]):
-        entries_above = {one["name"]: one for one in above}
-        return [*(_merge_named(one, entries_above.pop(one["name"], {})) for one in below), *entries_above.values()]
+    if both and all(isinstance(entry, Mapping) and "name" in entry for entry in [*below, *above]):
+        entries_above = {entry["name"]: entry for entry in above}
+        return [
+            *(_merge_named(entry, entries_above.pop(entry["name"], {})) for entry in below),
+            *entries_above.values(),
+        ]
     return below if above is None else above
 
 
@@ -214,8 +219,8 @@ def _merge_specs(below: Any, above: Any, field: str) -> Any:
             return {**below, **above}
         return {**below, **{key: _merge_specs(below.get(key), value, key) for key, value in above.items()}}
     if field in BY_NAME and isinstance(below, list) and isinstance(above, list):
-        entries_below = {one.get("name"): one for one in below}
-        own = [_merge_specs(entries_below.pop(one.get("name"), None), one, "") for one in above]
+        entries_below = {entry.get("name"): entry for entry in below}
+        own = [_merge_specs(entries_below.pop(entry.get("name"), None), entry, "") for entry in above]
         return [*own, *entries_below.values()]
     return above
 

@@ -112,7 +112,7 @@ def parse(source: Mapping[str, Any] | str, library: Library = NO_LIBRARY) -> Man
         raise ManifestError(all_problems[0].text, all_problems)
     assert isinstance(source, Mapping)
     spec = library.merged_spec(source.get("spec") or {}) or {}
-    return Manifest(source, spec, library, {str(one["name"]): one for one in list_at(spec, "templates")})
+    return Manifest(source, spec, library, {str(template["name"]): template for template in list_at(spec, "templates")})
 
 
 def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
@@ -126,11 +126,13 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
         return
     all_problems = list(schema.problems(source))
     for place, template_spec in library.referred_templates(source).items():
-        all_problems += [one._replace(of=place) for one in schema.problems(template_spec)]
-    beyond = [one for one in all_problems if one.only == "here"]
-    mistakes = [one for one in all_problems if one not in beyond] or list(validate.problems(source, library))
+        all_problems += [problem._replace(of=place) for problem in schema.problems(template_spec)]
+    beyond = [problem for problem in all_problems if problem.only == "here"]
+    mistakes = [problem for problem in all_problems if problem not in beyond] or list(
+        validate.problems(source, library)
+    )
     yield from [*mistakes, *beyond]
-    if all(one.only for one in mistakes):
+    if all(mistake.only for mistake in mistakes):
         spec = source.get("spec") or {}
         yield from cycles.problems(library.merged_spec(spec) or spec, library)
         if spec.get("parallelism") == 0:
@@ -144,12 +146,12 @@ def problems(source: Any, library: Library = NO_LIBRARY) -> Iterator[Problem]:
             below = template_spec.get("spec") or {}
             for index, template in enumerate(list_at(below, "templates")):
                 below_problems = _pod_problems(template, below, library, ("spec", "templates", index))
-                yield from (one._replace(of=place) for one in below_problems)
+                yield from (problem._replace(of=place) for problem in below_problems)
 
 
 def _mutex_problems(holder: Mapping[str, Any], where: schema.Where) -> Iterator[Problem]:
-    for index, one in enumerate(list_at(holder, "synchronization", "mutexes")):
-        if not one.get("name"):
+    for index, mutex in enumerate(list_at(holder, "synchronization", "mutexes")):
+        if not mutex.get("name"):
             yield Problem((*where, "synchronization", "mutexes", index), "needs a name")
 
 
@@ -204,7 +206,9 @@ def parameter_names(source: Any, library: Library) -> set[str]:
     prefix = "workflow.parameters."
     read = {name.removeprefix(prefix) for name in names_read(spec) if name.startswith(prefix)}
     declared_names = {
-        str(one.get("name")) for one in list_at(spec, "arguments", "parameters") if isinstance(one, Mapping)
+        str(parameter.get("name"))
+        for parameter in list_at(spec, "arguments", "parameters")
+        if isinstance(parameter, Mapping)
     }
     return declared_names | ({""} if "json" in read else read)
 
@@ -214,7 +218,9 @@ def with_arguments(source: Mapping[str, Any], values: Mapping[str, str], entrypo
     source_spec = source.get("spec") or {}
     own = source_spec.get("arguments") or {} if isinstance(source_spec, Mapping) else None
     declared_parameters = (own.get("parameters") or []) if isinstance(own, Mapping) else None
-    if not isinstance(declared_parameters, list) or not all(isinstance(one, Mapping) for one in declared_parameters):
+    if not isinstance(declared_parameters, list) or not all(
+        isinstance(parameter, Mapping) for parameter in declared_parameters
+    ):
         return dict(source)  # It cannot be run; `parse` reports it.
     spec = dict(source_spec)
     if entrypoint:

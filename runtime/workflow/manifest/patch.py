@@ -15,7 +15,7 @@ BY_NAME = ("containers", "initContainers", "env", "volumes", "volumeMounts", "po
 def apply_patch(template: Mapping[str, Any], patch: str) -> dict[str, Any]:
     """The template with the patch over its containers and volumes. Raises ExpressionError."""
     try:
-        documents = [one.value for one in read_text(patch)]
+        documents = [document.value for document in read_text(patch)]
     except ReadError:
         raise ExpressionError(PATCH_ERROR) from None
     pod = documents[0] if documents else {}
@@ -33,8 +33,8 @@ def apply_patch(template: Mapping[str, Any], patch: str) -> dict[str, Any]:
         containers = pod.get(field) or []
         unknown = "there is no such field"
         if not isinstance(containers, list) or any(
-            not one.message.startswith((unknown, schema.UNSUPPORTED))
-            for one in schema.type_problems(containers, kind_of_field)
+            not problem.message.startswith((unknown, schema.UNSUPPORTED))
+            for problem in schema.type_problems(containers, kind_of_field)
         ):
             raise ExpressionError(PATCH_ERROR)
         changed_fields[field] = _merge_lists(own[field], containers, "name")
@@ -59,6 +59,9 @@ def _merge(below: Any, above: Any, field: str) -> Any:
 
 
 def _merge_lists(below: list[Any], above: list[Any], by: str) -> list[Any]:
-    entries_above = {one.get(by): one for one in above}
-    both = [_merge(one, entries_above.pop(one.get(by)), "") if one.get(by) in entries_above else one for one in below]
+    entries_above = {entry.get(by): entry for entry in above}
+    both = [
+        _merge(entry, entries_above.pop(entry.get(by)), "") if entry.get(by) in entries_above else entry
+        for entry in below
+    ]
     return [*both, *entries_above.values()]

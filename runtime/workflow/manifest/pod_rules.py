@@ -30,13 +30,13 @@ def problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where)
     names = ["main"]
     for kind in ("initContainers", "sidecars"):
         names = ["init"] if kind == "initContainers" else ["main"]
-        for index, one in enumerate(list_at(template, kind)):
-            yield from _container_problems(one, (*where, kind, index))
-            if not one.get("name"):
+        for index, container in enumerate(list_at(template, kind)):
+            yield from _container_problems(container, (*where, kind, index))
+            if not container.get("name"):
                 yield Problem((*where, kind, index), "needs a name")
-            elif one["name"] in names:
-                yield Problem((*where, kind, index, "name"), f"{one['name']!r} appears twice")
-            names.append(str(one.get("name")))
+            elif container["name"] in names:
+                yield Problem((*where, kind, index, "name"), f"{container['name']!r} appears twice")
+            names.append(str(container.get("name")))
     for key, value in mapping_at(template, "metadata", "labels").items():
         if not LABEL_VALUE.fullmatch(str(value)) and "{{" not in str(value):
             yield Problem((*where, "metadata", "labels", key), f"{value!r} is not a valid label value")
@@ -93,8 +93,10 @@ def quantity(text: Any) -> Decimal:
 
 def _mount_problems(template: Mapping[str, Any], spec: Mapping[str, Any], where: Where, container: Mapping[str, Any],
              of: Where) -> Iterator[Problem]:  # fmt: skip
-    claims = {str(mapping_at(one, "metadata").get("name")) for one in list_at(spec, "volumeClaimTemplates")}
-    volume_names = {str(one.get("name")) for one in [*list_at(spec, "volumes"), *list_at(template, "volumes")]} | claims
+    claims = {str(mapping_at(claim, "metadata").get("name")) for claim in list_at(spec, "volumeClaimTemplates")}
+    volume_names = {
+        str(volume.get("name")) for volume in [*list_at(spec, "volumes"), *list_at(template, "volumes")]
+    } | claims
     for index, mount in enumerate(list_at(container, "volumeMounts")):
         if str(mount.get("name")) not in volume_names:
             yield Problem((*where, "volumeMounts", index, "name"), f"there is no volume {mount.get('name')!r}")

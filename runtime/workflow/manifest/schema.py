@@ -249,7 +249,7 @@ def _field_problems(value: Any, kind: str, where: Where) -> Iterator[Problem]:
             if beyond:
                 yield Problem(here, f"{REASONS.get(str(key), '')}{UNSUPPORTED}", only="here")
             inner_problems = _type_problems(inner, field.type, here)
-            yield from (one for one in inner_problems if not beyond or one.only != "here")
+            yield from (problem for problem in inner_problems if not beyond or problem.only != "here")
 
 
 def _scalar_problems(value: Any, type_text: str, where: Where) -> Iterator[Problem]:

@@ -57,7 +57,9 @@ def called_template(task: Mapping[str, Any], spec: Mapping[str, Any], library: L
             return None
     if task.get("inline"):
         return task["inline"]
-    return next((one for one in list_at(spec, "templates") if one.get("name") == task.get("template")), None)
+    return next(
+        (template for template in list_at(spec, "templates") if template.get("name") == task.get("template")), None
+    )
 
 
 def hooks(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Where]]:

@@ -93,8 +93,8 @@ class _Walk:
         self._library = library
         self._numbers = count(1)
         self._seen: set[tuple[int, frozenset[str]]] = set()
-        self._templates = self._home = {str(one.get("name")): one for one in list_at(spec, "templates")}
-        self._places = {id(one): ("spec", "templates", i) for i, one in enumerate(list_at(spec, "templates"))}
+        self._templates = self._home = {str(template.get("name")): template for template in list_at(spec, "templates")}
+        self._places = {id(template): ("spec", "templates", i) for i, template in enumerate(list_at(spec, "templates"))}
         self._globals = self._global_scope(workflow)
 
     def _global_scope(self, workflow: Mapping[str, Any]) -> dict[str, str]:
@@ -135,7 +135,9 @@ class _Walk:
         entry = str(self._spec.get("entrypoint") or "")
         if not entry:
             self._report(("spec", "entrypoint"), NO_ENTRYPOINT)
-        names = frozenset({*values, *(f"artifacts.{one.get('name')}" for one in list_at(arguments, "artifacts"))})
+        names = frozenset(
+            {*values, *(f"artifacts.{artifact.get('name')}" for artifact in list_at(arguments, "artifacts"))}
+        )
         for field in ("entrypoint", "onExit"):
             name = str(self._spec.get(field) or "")
             if not name:
@@ -258,7 +260,9 @@ class _Walk:
             return
         arguments = entry.get("arguments") or {}
         names = frozenset(
-            f"{kind}.{one.get('name')}" for kind in ("parameters", "artifacts") for one in list_at(arguments, kind)
+            f"{kind}.{argument.get('name')}"
+            for kind in ("parameters", "artifacts")
+            for argument in list_at(arguments, kind)
         )
         inline = template is entry.get("inline")
         place = (*where, "inline") if inline else self._template_path(template) or where
@@ -339,9 +343,15 @@ class _Walk:
         """An inline template is part of its task: what it refers to must be known in the task too, or be its own."""
         inline = entry.get("inline")
         if inline and kind_of(inline) in fields.LEAVES:
-            own = {f"inputs.parameters.{one.get('name')}": "" for one in list_at(inline, "inputs", "parameters")}
-            for one in list_at(inline, "inputs", "artifacts"):
-                own |= {f"inputs.artifacts.{one.get('name')}": "", f"inputs.artifacts.{one.get('name')}.path": ""}
+            own = {
+                f"inputs.parameters.{parameter.get('name')}": ""
+                for parameter in list_at(inline, "inputs", "parameters")
+            }
+            for artifact in list_at(inline, "inputs", "artifacts"):
+                own |= {
+                    f"inputs.artifacts.{artifact.get('name')}": "",
+                    f"inputs.artifacts.{artifact.get('name')}.path": "",
+                }
             self._check_tags(inline, (*where, "inline"), {**scope, **own}, inputs)
 
     def _check_dag(self, template: Mapping[str, Any], where: Where, inputs: dict[str, str]) -> None:
@@ -377,9 +387,9 @@ class _Walk:
               base: dict[str, str], ancestors: Ancestry, inputs: dict[str, str]) -> None:  # fmt: skip
         own = str(task.get("name"))
         more = self._loop_scope(task, where)
-        for other in {name.split(".")[1] for name in names_read(task) if name.startswith("tasks.")}:
-            if other in called_templates and ancestors.is_ancestor(own, other):
-                more |= status_scope(f"tasks.{other}")
+        for read_task in {name.split(".")[1] for name in names_read(task) if name.startswith("tasks.")}:
+            if read_task in called_templates and ancestors.is_ancestor(own, read_task):
+                more |= status_scope(f"tasks.{read_task}")
         scope = ChainMap(more, base)
         body = {key: value for key, value in task.items() if key not in ("hooks", "inline", "withItems")}
         self._check_tags(body, where, scope, inputs)
@@ -394,10 +404,12 @@ class _Walk:
                     and text.strip() == f"{{{{{tags(text)[0]}}}}}"
                     and tag_names[0].startswith("tasks.")
                 ):
-                    other = tag_names[0].split(".")[1]
-                    if other in called_templates and not ancestors.is_ancestor(own, other):
+                    producer = tag_names[0].split(".")[1]
+                    if producer in called_templates and not ancestors.is_ancestor(own, producer):
                         place = (*where, "arguments", kind, index)
-                        self._report(place, f"reads {other}, which it does not depend on; add {other} to its depends")
+                        self._report(
+                            place, f"reads {producer}, which it does not depend on; add {producer} to its depends"
+                        )
         self._check_called(task, called_templates[str(task.get("name"))], where)
 
     def _check_outputs(self, template: Mapping[str, Any], where: Where, scope: Mapping[str, str],

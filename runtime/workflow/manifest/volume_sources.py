@@ -25,7 +25,7 @@ class VolumeSources(NamedTuple):
 
 def is_secret(volume: Mapping[str, Any]) -> bool:
     """Whether the volume shows a Secret."""
-    return any(one.get("secret") for one in [volume, *list_at(volume, "projected", "sources")])
+    return any(part.get("secret") for part in [volume, *list_at(volume, "projected", "sources")])
 
 
 def volume_files(volume: Mapping[str, Any], pod_sources: VolumeSources) -> Iterator[tuple[str, str]]:
@@ -39,9 +39,9 @@ def volume_files(volume: Mapping[str, Any], pod_sources: VolumeSources) -> Itera
             name = item_entries.get(key) or item_entries.get("name")
             values = pod_sources.library.values(kind, {"name": name, "optional": item_entries.get("optional")})
             items = {str(item["key"]): str(item["path"]) for item in list_at(item_entries, "items")}
-            for one, text in values.items():
-                if not items or one in items:
-                    yield items.get(one, one), text
+            for file_name, text in values.items():
+                if not items or file_name in items:
+                    yield items.get(file_name, file_name), text
         for item in list_at(source, "downwardAPI", "items"):
             yield str(item["path"]), _downward_value(item, pod_sources)
 
@@ -51,7 +51,9 @@ def _downward_value(item: Mapping[str, Any], sources: VolumeSources) -> str:
     if item.get("fieldRef"):
         return sources.facts.get(str(item["fieldRef"].get("fieldPath")), "")
     reference = item.get("resourceFieldRef") or {}
-    containers = (one for one in sources.containers if one.get("name") == reference.get("containerName"))
+    containers = (
+        container for container in sources.containers if container.get("name") == reference.get("containerName")
+    )
     return resource_value(reference, next(containers, {}))
 
 

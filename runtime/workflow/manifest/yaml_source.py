@@ -161,8 +161,8 @@ def _check_size(node: yaml.Node, sizes: dict[yaml.Node, int], around: tuple[yaml
     if node in around:
         raise _BoundError("an alias stands inside the value that it refers to", node.start_mark)
     if node not in sizes:
-        each = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
-        sizes[node] = 1 + sum(_check_size(one, sizes, (*around, node)) for one in each)
+        each = [child for pair in node.value for child in pair] if isinstance(node, yaml.MappingNode) else node.value
+        sizes[node] = 1 + sum(_check_size(child, sizes, (*around, node)) for child in each)
         if sizes[node] > MAX_VALUES or len(around) > MAX_NESTING:
             raise _BoundError(f"it has more than {MAX_VALUES} values, with its aliases expanded", node.start_mark)
     return sizes[node]
@@ -186,9 +186,9 @@ def _line_numbers(node: yaml.Node, path: FieldPath) -> Iterator[tuple[FieldPath,
     yield path, node.start_mark.line + 1
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            here = (*path, str(key.value))
-            yield from _line_numbers(value, here)
-            yield here, key.start_mark.line + 1
+            key_path = (*path, str(key.value))
+            yield from _line_numbers(value, key_path)
+            yield key_path, key.start_mark.line + 1
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             yield from _line_numbers(value, (*path, index))

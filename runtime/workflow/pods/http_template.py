@@ -34,7 +34,7 @@ def prepare_command(http: Mapping[str, Any], library: Library, folder: Path, rep
     spec = {
         "method": str(http.get("method") or "GET"),
         "url": str(http.get("url") or ""),
-        "headers": [(str(one["name"]), _header_value(one, library)) for one in list_at(http, "headers")],
+        "headers": [(str(header["name"]), _header_value(header, library)) for header in list_at(http, "headers")],
         "body": body_bytes or base64.b64encode(str(http.get("body") or "").encode()).decode(),
         "timeout_s": int(http.get("timeoutSeconds") or TIMEOUT_S),
         "insecure": bool(http.get("insecureSkipVerify")),
@@ -66,7 +66,7 @@ def read_outcome(http: Mapping[str, Any], report: Path) -> HttpOutcome:
         return HttpOutcome(body, "" if good else f"received non-2xx response code: {http_report['status']}")
     request = {
         "method": str(http.get("method") or ""), "url": str(http.get("url") or ""), "body": str(http.get("body") or ""),
-        "headers": {str(one["name"]): [str(one.get("value") or "")] for one in list_at(http, "headers")},
+        "headers": {str(header["name"]): [str(header.get("value") or "")] for header in list_at(http, "headers")},
     }  # fmt: skip
     response = {"statusCode": http_report["status"], "body": body, "headers": http_report["headers"]}
     try:

@@ -84,4 +84,4 @@ def _compile_patterns(patterns: tuple[str, ...]) -> re.Pattern[str]:
 
 def unset_names(environment: Mapping[str, str], more: Iterable[str]) -> list[str]:
     """The names or patterns of `--env` that match no set variable."""
-    return [one for one in more if not matching_names(environment, [one])]
+    return [name for name in more if not matching_names(environment, [name])]

@@ -18,8 +18,8 @@ def interpreter_paths(private: Iterable[str]) -> list[str]:
     prefixes = [sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix]
     folders = [*prefixes, *map(_above_bin, _linked_files(sys.executable)), *filter(os.path.isdir, sys.path)]
     paths = list(dict.fromkeys(path for folder in folders for path in (folder, os.path.realpath(folder))))
-    paths = [path for path in paths if not any(f"{one}/".startswith(f"{path.rstrip('/')}/") for one in private)]
-    return [path for path in paths if not any(path.startswith(f"{other}/") for other in paths)]
+    paths = [path for path in paths if not any(f"{folder}/".startswith(f"{path.rstrip('/')}/") for folder in private)]
+    return [path for path in paths if not any(path.startswith(f"{parent}/") for parent in paths)]
 
 
 def search_path(folder: Path) -> str:

@@ -59,10 +59,10 @@ class Plan(NamedTuple):
         """The path with its first link followed; None when there is none."""
         parts = Path(path).parts[1:]
         for length in range(1, len(parts) + 1):
-            here = "/" + "/".join(parts[:length])
-            inside = Path(self.root + here)
+            prefix = "/" + "/".join(parts[:length])
+            inside = Path(self.root + prefix)
             if os.path.islink(inside):
-                target = os.path.join(os.path.dirname(here), os.readlink(inside))
+                target = os.path.join(os.path.dirname(prefix), os.readlink(inside))
                 return os.path.normpath(os.path.join(target, *parts[length:]))
         return None
 
@@ -152,7 +152,7 @@ def _real_parent_path(path: str) -> str:
 
 def _nearest_existing(folder: str, own: set[str]) -> str:
     """The nearest folder at or above `folder` that exists for the pod already."""
-    above = [one for one in own if folder == one or folder.startswith(f"{one}/")]
+    above = [existing for existing in own if folder == existing or folder.startswith(f"{existing}/")]
     if above:
         return max(above, key=len)
     while not os.path.isdir(folder):
@@ -191,7 +191,7 @@ def _mentioned_owners(words: Iterable[str], declared_paths: Iterable[str]) -> di
     """Folders of this machine's /tmp that the words mention and the pod does not declare, with their owners' uids."""
     owners = dict[str, int]()
     for path in (path for word in words for path in _WORD.findall(word)):
-        mine = any(one == path or one.startswith(f"{path}/") for one in declared_paths)
+        mine = any(declared == path or declared.startswith(f"{path}/") for declared in declared_paths)
         with suppress(OSError):  # It is not there.
             status = os.stat(path)
             if not mine and stat.S_ISDIR(status.st_mode):

@@ -67,8 +67,8 @@ accessed only with the manifest's own keys (`accessKeySecret`, `secretKeySecret`
 def render() -> str:
     """docs/pod-isolation.md."""
     rows = [
-        f"| {', '.join(f'`{name}`' for name in one.names)} | {one.why} |"
-        for one in (*INHERITED_GROUPS, STORE_VARIABLES)
+        f"| {', '.join(f'`{name}`' for name in group.names)} | {group.why} |"
+        for group in (*INHERITED_GROUPS, STORE_VARIABLES)
     ]
     return DOCS.format(
         variables="\n".join(rows), bytes=f"{DEFAULT_LIMITS.unpacked_bytes:,}", ratio=DEFAULT_LIMITS.ratio,

@@ -138,7 +138,7 @@ class Pod:
                 {place: source for source, place in staged_paths.items()},
             )
             for kind in ("init", "main", "sidecars"):
-                spec[kind] = [_rewrite_container(one, moved_folders, sources) for one in spec[kind]]
+                spec[kind] = [_rewrite_container(container, moved_folders, sources) for container in spec[kind]]
             self.spec_file.write_text(json.dumps(spec))
         return moved_folders
 
@@ -179,9 +179,9 @@ class Pod:
             path, place = str(entry.get("path") or ""), self.artifact_path(entry)
             volume = next((at for at in mounts if path.startswith(f"{at}/")), None)
             if volume is not None and place.exists():
-                there = resolve_inside(Path(mounts[volume][0]), path[len(volume) + 1 :])
-                there.parent.mkdir(parents=True, exist_ok=True)
-                place.rename(there)
+                target = resolve_inside(Path(mounts[volume][0]), path[len(volume) + 1 :])
+                target.parent.mkdir(parents=True, exist_ok=True)
+                place.rename(target)
             elif place.exists():
                 inputs[path] = (str(place), False)
         absent = _missing_working_dirs(template) if has_namespaces() else []
@@ -306,8 +306,8 @@ def _script_texts(template: Mapping[str, Any]) -> Iterator[str]:
 
 def _missing_working_dirs(template: Mapping[str, Any]) -> list[str]:
     """Working folders of containers that this machine lacks: they are made, as a cluster's node does."""
-    every = [one for some in pod_containers(template).values() for one in some]
-    folders = {os.path.normpath(str(one.get("workingDir") or "/")) for one in every}
+    every = [container for some in pod_containers(template).values() for container in some]
+    folders = {os.path.normpath(str(container.get("workingDir") or "/")) for container in every}
     return sorted(folder for folder in folders if folder.startswith("/") and not os.path.isdir(folder))
 
 

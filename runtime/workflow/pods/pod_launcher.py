@@ -153,7 +153,7 @@ class PodLauncher:
             for name, some in pod_mounts.own.items()
         }
         spec: dict[str, Any] = {
-            kind: [{**self._container_spec(node, one), "mounts": own[one["name"]]} for one in some]
+            kind: [{**self._container_spec(node, container), "mounts": own[container["name"]]} for container in some]
             for kind, some in groups.items()
         }
         spec["retries"] = int(strategy.get("retries") or 0)
@@ -234,19 +234,19 @@ class PodLauncher:
         """Resolve the volumes that a pod's containers mount."""
         spec = self._engine.state.manifest.spec
         own = substitute(spec.get("volumes") or [], self._engine.variables.global_scope(node.started))
-        if self._sandbox and any(one.get("hostPath") for one in [*own, *(node.spec.get("volumes") or [])]):
+        if self._sandbox and any(volume.get("hostPath") for volume in [*own, *(node.spec.get("volumes") or [])]):
             raise PodError("a volume of kind hostPath leaves the sandbox")
         all_volumes = [*volumes.claim_volumes(spec, self._engine.state.name), *own, *(node.spec.get("volumes") or [])]
         library, facts = self._engine.state.manifest.library, self._pod_facts(node)
         every = [
             {
-                **one,
+                **container,
                 "volumeMounts": [
-                    _expand_sub_path(mount, one, library, facts) for mount in list_at(one, "volumeMounts")
+                    _expand_sub_path(mount, container, library, facts) for mount in list_at(container, "volumeMounts")
                 ],
             }
             for some in containers.pod_containers(node.spec).values()
-            for one in some
+            for container in some
         ]
         return volumes.resolve_mounts(every, all_volumes, pod.folder, self._folder / "claims", library, facts)
 

@@ -117,9 +117,9 @@ def _left_path(plan: isolation.Plan, path: str) -> Path:
     """The machine's path of what the pod left at `path`; links to what the pod does not see lead to no file."""
     real = os.path.realpath(plan.host_path(path.replace("\0", "?")))  # No file's name has a zero byte.
     visible_folders = [
-        os.path.realpath(one) for one in (plan.root, *(source for source, _ in plan.mounts.values()), *plan.binds)
+        os.path.realpath(folder) for folder in (plan.root, *(source for source, _ in plan.mounts.values()), *plan.binds)
     ]
-    if any(real == one or real.startswith(f"{one.rstrip('/')}/") for one in visible_folders):
+    if any(real == folder or real.startswith(f"{folder.rstrip('/')}/") for folder in visible_folders):
         return Path(real)
     return Path(os.devnull, "nothing")  # A file cannot exist below /dev/null.
 

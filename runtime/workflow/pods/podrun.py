@@ -38,48 +38,48 @@ def main() -> None:
 
 
 def _run(spec: dict[str, Any], sidecar_ends: list[tuple[str, int, str]]) -> int:
-    for one in spec["init"]:
-        code = _exit_code(_start(one, spec["shut_in"]).wait())
-        sidecar_ends.append((one["name"], code, ""))
+    for container in spec["init"]:
+        code = _exit_code(_start(container, spec["shut_in"]).wait())
+        sidecar_ends.append((container["name"], code, ""))
         if code or _stopping.is_set():
             return code
-    sidecars = [(one["name"], _start(one, spec["shut_in"])) for one in spec["sidecars"]]
+    sidecars = [(container["name"], _start(container, spec["shut_in"])) for container in spec["sidecars"]]
     codes: dict[str, tuple[int, str]] = {}
     lock = threading.Condition()
-    threads = [threading.Thread(target=_run_main, args=(spec, one, codes, lock)) for one in spec["main"]]
+    threads = [threading.Thread(target=_run_main, args=(spec, container, codes, lock)) for container in spec["main"]]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    sidecar_ends += [(one["name"], *codes[one["name"]]) for one in spec["main"]]
+    sidecar_ends += [(container["name"], *codes[container["name"]]) for container in spec["main"]]
     sidecar_ends += _end_sidecars(sidecars)
     return codes.get("main", next(iter(codes.values())))[0]
 
 
 def _run_main(
-    spec: dict[str, Any], one: dict[str, Any], codes: dict[str, tuple[int, str]], lock: threading.Condition
+    spec: dict[str, Any], container: dict[str, Any], codes: dict[str, tuple[int, str]], lock: threading.Condition
 ) -> None:
     """Run one main container after its dependencies, with the retries of the set's retryStrategy."""
-    needs = one["dependencies"]
+    needs = container["dependencies"]
     with lock:
         lock.wait_for(lambda: all(need in codes for need in needs))
         failed_need = next((need for need in needs if codes[need][0]), None)
     outcome = (NEVER_RAN, failed_need) if failed_need else (0, "")
     if not failed_need:
         for attempt in range(spec["retries"] + 1):
-            outcome = (_run_once(spec, one), "")
+            outcome = (_run_once(spec, container), "")
             if not outcome[0] or _stopping.is_set() or attempt == spec["retries"]:
                 break
             time.sleep(spec["wait_s"])
     with lock:
-        codes[one["name"]] = outcome
+        codes[container["name"]] = outcome
         lock.notify_all()
 
 
-def _run_once(spec: dict[str, Any], one: dict[str, Any]) -> int:
-    if one["name"] != "main" or not spec["capture"]:
-        return _exit_code(_start(one, spec["shut_in"]).wait())
-    process = _start(one, spec["shut_in"], stdout=subprocess.PIPE)
+def _run_once(spec: dict[str, Any], container: dict[str, Any]) -> int:
+    if container["name"] != "main" or not spec["capture"]:
+        return _exit_code(_start(container, spec["shut_in"]).wait())
+    process = _start(container, spec["shut_in"], stdout=subprocess.PIPE)
     assert process.stdout is not None
     last = bytearray()
     while piece := os.read(process.stdout.fileno(), 65536):
@@ -91,21 +91,21 @@ def _run_once(spec: dict[str, Any], one: dict[str, Any]) -> int:
     return _exit_code(process.wait())
 
 
-def _start(one: dict[str, Any], shut_in: bool, stdout: int | None = None) -> "subprocess.Popen[bytes]":
-    command, folder = one["command"], one["cwd"]
-    if one["mounts"] or shut_in:
+def _start(container: dict[str, Any], shut_in: bool, stdout: int | None = None) -> "subprocess.Popen[bytes]":
+    command, folder = container["command"], container["cwd"]
+    if container["mounts"] or shut_in:
         program = os.path.join(os.path.dirname(__file__), "spawner.py")
         command = [
             sys.executable,
             "-I",
             "-S",
             program,
-            json.dumps({"mounts": one["mounts"], "shut_in": shut_in}),
+            json.dumps({"mounts": container["mounts"], "shut_in": shut_in}),
             folder,
             *command,
         ]
         folder = None  # The folder may be in a volume, which `spawner` binds first.
-    return subprocess.Popen(command, env=one["environment"], cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout)
+    return subprocess.Popen(command, env=container["environment"], cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout)
 
 
 def _exit_code(status: int) -> int:

@@ -43,8 +43,8 @@ def _http_get_succeeds(place: Mapping[str, Any], timeout: float) -> bool:
     """Whether the status is 200 to 399, as for the kubelet."""
     scheme, host = str(place.get("scheme") or "http").lower(), place.get("host") or "127.0.0.1"
     request = urllib.request.Request(f"{scheme}://{host}:{place['port']}/{str(place.get('path') or '').lstrip('/')}")
-    for one in list_at(place, "httpHeaders"):
-        request.add_header(str(one["name"]), str(one.get("value") or ""))
+    for header in list_at(place, "httpHeaders"):
+        request.add_header(str(header["name"]), str(header.get("value") or ""))
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout):
             return True

@@ -98,4 +98,6 @@ class ProcessRunner:
 def kill_leftovers(run_dir: Path) -> None:
     """SIGKILL every process that a pod of this run has left, including daemons that it started."""
     run = f"EVERSTEP_RUN_DIR={run_dir}".encode()
-    kill_processes(lambda variables: run in variables and any(one.startswith(b"ARGO_NODE_ID=") for one in variables))
+    kill_processes(
+        lambda variables: run in variables and any(variable.startswith(b"ARGO_NODE_ID=") for variable in variables)
+    )

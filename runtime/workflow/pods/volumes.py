@@ -134,7 +134,7 @@ def _write_files(folder: Path, volume: Mapping[str, Any], sources: VolumeSources
 
 def claim_volumes(spec: Mapping[str, Any], workflow: str) -> list[dict[str, Any]]:
     """spec.volumeClaimTemplates as volumes of claims that are the workflow's own."""
-    names = [str(mapping_at(one, "metadata").get("name")) for one in list_at(spec, "volumeClaimTemplates")]
+    names = [str(mapping_at(claim, "metadata").get("name")) for claim in list_at(spec, "volumeClaimTemplates")]
     return [{"name": name, "persistentVolumeClaim": {"claimName": f"{workflow}-{name}"}} for name in names]
 
 

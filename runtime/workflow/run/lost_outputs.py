@@ -33,7 +33,7 @@ def nodes_without_outputs(engine: Engine, artifacts: Path) -> list[str]:
 
 def _open_store(engine: Engine) -> Store | None:
     entries = list_at(engine.state.manifest.spec, "arguments", "parameters")
-    uri = next((str(one.get("value") or "") for one in entries if one.get("name") == STORE_PARAMETER), "")
+    uri = next((str(entry.get("value") or "") for entry in entries if entry.get("name") == STORE_PARAMETER), "")
     try:
         return open_store(uri, read_only=True) if uri else None
     except (StoreError, ValueError):

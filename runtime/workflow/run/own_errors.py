@@ -13,7 +13,7 @@ def node_message(node: Mapping[str, Any], nodes: Mapping[str, Mapping[str, Any]]
     if message not in NOT_TRIED_AGAIN or node.get("type") != NodeType.RETRY:
         return message
     children = [nodes[child] for child in node.get("children") or () if child in nodes]
-    attempts = [one for one in children if str(one.get("name")).startswith(f"{node.get('name')}(")]
+    attempts = [child for child in children if str(child.get("name")).startswith(f"{node.get('name')}(")]
     return str(attempts[-1].get("message") or message) if attempts else message
 
 
@@ -23,5 +23,5 @@ def workflow_message(status: Mapping[str, Any]) -> str:
     if message not in NOT_TRIED_AGAIN:
         return message
     nodes = status.get("nodes") or {}
-    same = (one for one in nodes.values() if one.get("type") == NodeType.RETRY and one.get("message") == message)
-    return next((node_message(one, nodes) for one in same), message)
+    same = (node for node in nodes.values() if node.get("type") == NodeType.RETRY and node.get("message") == message)
+    return next((node_message(node, nodes) for node in same), message)

@@ -69,7 +69,7 @@ def write_inputs(folder: Path, source: Mapping[str, Any], run_inputs: "RunInputs
     inputs = {
         "objects": list(run_inputs.library.objects.values()),
         "images": {name: list(command) for name, command in run_inputs.library.images.items()},
-        "path": [str(one.absolute()) for one in run_inputs.path],
+        "path": [str(root.absolute()) for root in run_inputs.path],
         "variables": list(run_inputs.variables),
         "sandbox": asdict(run_inputs.sandbox) if run_inputs.sandbox else None,
         "work_dir": str(run_inputs.work_dir.absolute()) if run_inputs.work_dir else None,

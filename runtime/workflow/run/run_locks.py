@@ -31,7 +31,7 @@ class SharedState:
             own = quote(f"{self._run}/{node}", safe="")
             for place, limit in places:
                 place.mkdir(parents=True, exist_ok=True)
-                if len([one for one in place.iterdir() if one.name != own]) >= limit:
+                if len([holder for holder in place.iterdir() if holder.name != own]) >= limit:
                     return False
             for place, _ in places:
                 (place / own).touch()
@@ -40,14 +40,14 @@ class SharedState:
     def lock_holders(self) -> set[str]:
         """Nodes of this run that hold a lock."""
         prefix = quote(f"{self._run}/", safe="")
-        names = [one.name for one in self._folder.glob("locks/*/*")]
+        names = [path.name for path in self._folder.glob("locks/*/*")]
         return {unquote(name.removeprefix(prefix)) for name in names if name.startswith(prefix)}
 
     def release_locks(self, node: str) -> None:
         """Release all locks of a node."""
-        for one in self._folder.glob("locks/*/*"):
-            if one.name == quote(f"{self._run}/{node}", safe=""):
-                one.unlink(missing_ok=True)
+        for path in self._folder.glob("locks/*/*"):
+            if path.name == quote(f"{self._run}/{node}", safe=""):
+                path.unlink(missing_ok=True)
 
     def look_up(self, memo: Memo, now: float) -> GateResult:
         """What a cache has under the key, if it is young enough."""

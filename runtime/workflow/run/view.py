@@ -101,7 +101,7 @@ def table(engine: Engine, folder: Path, rows: int, width: int) -> Table:
     """
     steps = _shown_steps(engine)
     rows_shown = (
-        steps if len(steps) <= rows else [one for one in steps if one.phase.bad or not one.phase.fulfilled][-rows:]
+        steps if len(steps) <= rows else [step for step in steps if step.phase.bad or not step.phase.fulfilled][-rows:]
     )
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(width=2, no_wrap=True)
@@ -114,7 +114,7 @@ def table(engine: Engine, folder: Path, rows: int, width: int) -> Table:
         title = Text(_title(node, engine), overflow="ellipsis")
         grid.add_row(Text(f" {mark}", style), title, line, _duration_text(node, engine.now))
     if len(rows_shown) < len(steps):
-        ended_count = sum(one.phase.fulfilled for one in steps)
+        ended_count = sum(step.phase.fulfilled for step in steps)
         grid.add_row("", f"{ended_count} of {len(steps)} steps have ended", "", "")
     return grid
 

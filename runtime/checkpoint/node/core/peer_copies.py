@@ -106,7 +106,7 @@ class SentCopies:
         sending = self._requested.pop(event.work)
         if event.silent and sending.peer == self._peer:
             self._silent_until = self._tx.now + RETRY_S
-        self._sending = {rank: one for rank, one in self._sending.items() if one is not sending}
+        self._sending = {rank: current for rank, current in self._sending.items() if current is not sending}
         self._end(sending, event.error)
 
     def _end(self, sending: _Sending, error: str) -> None:
@@ -150,76 +150,80 @@ class ReceivedCopies:
     def advance(self) -> bool:
         """Start every fetch that has a slot. Returns whether there was one."""
         waiting, self._waiting = self._waiting, []
-        for one in waiting:
+        for receiving in waiting:
             try:
-                if not self._start(one):
-                    self._waiting.append(one)
+                if not self._start(receiving):
+                    self._waiting.append(receiving)
                     continue
             except (SegmentError, KeeperError) as error:
-                self._tx.refuse(one.ticket, KeeperError(str(error)))
-            self._segments.release(one)
+                self._tx.refuse(receiving.ticket, KeeperError(str(error)))
+            self._segments.release(receiving)
         return len(self._waiting) < len(waiting)
 
-    def _start(self, one: _Receiving) -> bool:
+    def _start(self, receiving: _Receiving) -> bool:
         """Returns whether it waits no more. Raises KeeperError, SegmentError.
 
         No slot is used before all slots for copies are allocated.
         """
         segments, now = self._segments, self._tx.now
-        if segments.find(one.identity):
-            self._tx.answer(one.ticket)
+        if segments.find(receiving.identity):
+            self._tx.answer(receiving.ticket)
             return True
-        if segments.is_rolled_back(one.identity):
+        if segments.is_rolled_back(receiving.identity):
             raise KeeperError(_ROLLED_BACK)
-        one.segment = segments.claim(one, copies_of(one.source.shard), one.source.size)
-        if one.segment.table.absent():
-            one.full_until = now + FULL_S
-            if now >= one.progress_at:
-                one.progress_at = now + PROGRESS_S
-                self._tx.act(ReportProgress(one.ticket))
+        receiving.segment = segments.claim(receiving, copies_of(receiving.source.shard), receiving.source.size)
+        if receiving.segment.table.absent():
+            receiving.full_until = now + FULL_S
+            if now >= receiving.progress_at:
+                receiving.progress_at = now + PROGRESS_S
+                self._tx.act(ReportProgress(receiving.ticket))
             return False
-        slot = one.segment.table.acquire(one.identity)
+        slot = receiving.segment.table.acquire(receiving.identity)
         if slot is None:
-            if now >= one.full_until:
-                raise KeeperError(f"shard {one.source.shard} is still read or fetched after {FULL_S:g} s")
+            if now >= receiving.full_until:
+                raise KeeperError(f"shard {receiving.source.shard} is still read or fetched after {FULL_S:g} s")
             return False
-        one.slot, work = slot, self._tx.number_work()
-        self._fetching[work] = one
-        location = Location(one.segment.number, slot, one.source.size)
-        self._tx.act(FetchShard(work, location, one.source, ticket=one.ticket))
+        receiving.slot, work = slot, self._tx.number_work()
+        self._fetching[work] = receiving
+        location = Location(receiving.segment.number, slot, receiving.source.size)
+        self._tx.act(FetchShard(work, location, receiving.source, ticket=receiving.ticket))
         return True
 
     def end_fetch(self, event: FetchEnded) -> bool:
         """Returns whether that fetch was for a copy."""
-        one = self._fetching.pop(event.work, None)
-        if one is None:
+        receiving = self._fetching.pop(event.work, None)
+        if receiving is None:
             return False
-        assert one.segment is not None
-        table = one.segment.table
+        assert receiving.segment is not None
+        table = receiving.segment.table
         error = event.refusal.why if event.refusal else ""
-        if self._segments.is_rolled_back(one.identity):  # A round has begun meanwhile.
+        if self._segments.is_rolled_back(receiving.identity):  # A round has begun meanwhile.
             error = error or _ROLLED_BACK
         if error:
-            table.abandon(one.slot)
-            self._tx.refuse(one.ticket, KeeperError(error))
+            table.abandon(receiving.slot)
+            self._tx.refuse(receiving.ticket, KeeperError(error))
             return True
-        table.stage(one.slot, one.source.size)
-        slot = table.find(one.identity)  # Another slot if two requests fetched it.
+        table.stage(receiving.slot, receiving.source.size)
+        slot = table.find(receiving.identity)  # Another slot if two requests fetched it.
         assert slot is not None
         if not table[slot].digest:
-            table.set_digest(slot, one.source.digest)
-        self._tx.answer(one.ticket)
+            table.set_digest(slot, receiving.source.digest)
+        self._tx.answer(receiving.ticket)
         return True
 
     def next_deadline(self) -> float | None:
         """When a copy has waited too long for a slot, or its peer is to be told that it is being worked on."""
-        deadlines = [one.full_until for one in self._waiting]
-        deadlines += [one.progress_at for one in self._waiting if one.segment and one.segment.table.absent()]
+        deadlines = [receiving.full_until for receiving in self._waiting]
+        deadlines += [
+            receiving.progress_at
+            for receiving in self._waiting
+            if receiving.segment and receiving.segment.table.absent()
+        ]
         return min(deadlines, default=None)
 
     def close(self, why: str) -> None:
         """End every wait; refuse what is being fetched, too."""
-        for one in [*self._waiting, *self._fetching.values()]:
-            self._tx.refuse(one.ticket, KeeperError(why))
+        for receiving in [*self._waiting, *self._fetching.values()]:
+            self._tx.refuse(receiving.ticket, KeeperError(why))
         self._waiting.clear()
         self._fetching.clear()

@@ -198,7 +198,7 @@ class ShardRestore:
         unreachable = [refusal for refusal in self._refused_in_pass if refusal.flaw is not Flaw.DAMAGED]
         self._refused += [refusal for refusal in self._refused_in_pass if refusal.flaw is Flaw.DAMAGED]
         self._refused_in_pass = []
-        self._sources = [one for one in self._sources if any(refusal.covers(one) for refusal in unreachable)]
+        self._sources = [source for source in self._sources if any(refusal.covers(source) for refusal in unreachable)]
         if self._sources and self._tx.now < self._until:
             self.retry_at = self._tx.now + RETRY_S
             self._step(Stage.REST)

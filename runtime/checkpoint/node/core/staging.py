@@ -67,12 +67,12 @@ class Staging:
         before = len(self._announced) + len(self._waiting)
         self._answer_announced()
         waiting, self._waiting = self._waiting, []
-        for one in waiting:
+        for request in waiting:
             try:
-                if not self._grant(one):
-                    self._waiting.append(one)
+                if not self._grant(request):
+                    self._waiting.append(request)
             except KeeperError as error:
-                self._tx.refuse(one.question.ticket, error)
+                self._tx.refuse(request.question.ticket, error)
         return len(self._announced) + len(self._waiting) < before
 
     def _answer_announced(self) -> None:
@@ -142,11 +142,11 @@ class Staging:
 
     def _refuse_waiting(self, why: str, local_ranks: set[int]) -> None:
         waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            if one.question.local_rank in local_ranks:
-                self._tx.refuse(one.question.ticket, KeeperError(why))
+        for request in waiting:
+            if request.question.local_rank in local_ranks:
+                self._tx.refuse(request.question.ticket, KeeperError(why))
             else:
-                self._waiting.append(one)
+                self._waiting.append(request)
 
     def _abandon(self, local_rank: int) -> None:
         if local_rank in self._writing:
