@@ -47,7 +47,7 @@ docs: $(READY)  ## the site, in build/site; a broken link or a warning is an err
 reference: $(READY)  ## the pages of docs/reference, from the code
 	$(BIN)/python -m docs.rendering
 
-screenshots: $(READY)  ## docs/pictures/report-*.png: the page of a run, in Chromium (RUN=NAME)
+screenshots: $(READY)  ## docs/pictures/report-wide.png: the page of a run, in Chromium (RUN=NAME)
 	$(BIN)/python -m docs.rendering.screenshots runs/$(RUN)/report.html
 
 ui-picture: $(READY)  ## docs/pictures/ui.png: the page of `everstep ui` while a training runs, in Chromium

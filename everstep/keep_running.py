@@ -2,7 +2,7 @@
 
 For programs that follow a change of membership by themselves, such as an elastic launcher that reads
 EVERSTEP_DISCOVERY_SCRIPT again and again, or a server. When a round is over, the command goes on; it keeps the
-variables that it was started with. Its end is this worker's end, by the same exit code or signal.
+variables that it was started with. When it ends, this worker ends with the same exit code or signal.
 """
 
 import os

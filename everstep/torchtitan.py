@@ -5,8 +5,8 @@
     trainer.train()
 
 Model parts, optimizers, schedules, the step and the position of each rank's dataloader are restored bit for bit. A
-number of ranks that differs from that of the checkpoint is refused, as torchtitan's dataloaders cannot go on with it.
-The figures that the Trainer logs are the job's telemetry.
+number of ranks that differs from that of the checkpoint is refused, because torchtitan's dataloaders cannot
+continue with it. The figures that the Trainer logs are the job's telemetry.
 """
 
 from collections.abc import Sequence

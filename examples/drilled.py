@@ -1,6 +1,6 @@
-"""A chaos drill in front of an own step: corpus -> tokenize -> train with faults -> verdict -> RELEASE.
+"""A chaos drill before a step of your own: corpus -> tokenize -> train with faults -> verdict -> RELEASE.
 
-The own step runs only if the drill holds: each fault fired, and none cost more than its limit.
+Your step runs only if the drill holds: each fault fired, and none cost more than its limit.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Config:
 
 @script(image="python:3.11-slim")
 def release(verdict: str):  # It runs in a pod of its own: it sees nothing of this file.
-    """Say what the drill showed; yours would start the long training, or tag the image for production."""
+    """Print what the drill showed; yours would start the long training, or tag the image for production."""
     print(f"released: {verdict}")
 
 

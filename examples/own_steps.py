@@ -1,4 +1,4 @@
-"""Own steps between Everstep's: corpus -> PLAN -> train once over the text -> evaluate -> JUDGE -> PUBLISH."""
+"""Steps of your own between Everstep's: corpus -> PLAN -> train once over the text -> evaluate -> JUDGE -> PUBLISH."""
 
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ def judge(perplexity: float, limit: float):
 
 @script(image="python:3.11-slim")
 def publish(model: str):
-    """Say where the model is; yours would copy it to where it is served."""
+    """Print where the model is; yours would copy it to the server."""
     print(f"published {model}")
 
 

@@ -1,4 +1,4 @@
-"""A data-parallel training with Paddle that goes on with as many trainers as there are.
+"""A data-parallel training with Paddle that continues with as many trainers as are left.
 
 The job's spec has `frameworkType: paddle`, so PADDLE_TRAINER_ID and the like say which trainer this is. A batch is
 divided among the trainers of the round, whatever their number: the loss stays what one trainer would have.
@@ -24,7 +24,7 @@ def samples(iteration: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def restore(model: paddle.nn.Layer, file: Path) -> int:
-    """The iteration that the file has, 0 without one. Every trainer reads it, so they begin alike."""
+    """The iteration in the file, 0 without one. Every trainer reads it, so all begin with the same state."""
     if not file.exists():
         return 0
     with np.load(file) as state:

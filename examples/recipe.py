@@ -1,4 +1,4 @@
-"""A recipe as torchtitan and TorchTune have them, under FSDP2: parts with state_dict make one state.
+"""A recipe in the style of torchtitan and TorchTune, under FSDP2: parts with state_dict make one state.
 
 everstep launch --standalone --nproc-per-node 2 --max-restarts 3 examples/recipe.py
 python pipelines/llama_finetune.py --script examples/recipe.py --nodes 2
@@ -31,11 +31,11 @@ class ModelParts:
         self.parts = parts
 
     def state_dict(self) -> dict[str, Any]:
-        """Of all parts."""
+        """The state of all parts."""
         return {name: value for part in self.parts for name, value in get_model_state_dict(part).items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Each part takes what is its own."""
+        """Load each part from its own entries."""
         for part in self.parts:
             set_model_state_dict(part, state_dict, options=StateDictOptions(strict=False))
 
@@ -44,7 +44,7 @@ class Optimizers:
     """torchtitan's OptimizersContainer: an optimizer for each part."""
 
     def __init__(self, parts: list[torch.nn.Module]) -> None:
-        """AdamW, whose state is there from the beginning, as a checkpoint needs it."""
+        """Build AdamW with its state, which a checkpoint needs from the beginning."""
         self.parts = parts
         self.each = [torch.optim.AdamW(part.parameters(), lr=1e-2) for part in parts]
         self.state_dict()
@@ -65,13 +65,13 @@ class Optimizers:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Each optimizer takes what is its own."""
+        """Load each optimizer from its own entries."""
         for part, optimizer in zip(self.parts, self.each, strict=True):
             set_optimizer_state_dict(part, optimizer, optim_state_dict=state_dict, options=FLAT)
 
 
 class Recipe:
-    """Has everything, and one state of it."""
+    """Builds all parts, and checkpoints them as one state."""
 
     def __init__(self, job: everstep.Context) -> None:
         """Build model, optimizers and schedule."""

@@ -1,4 +1,4 @@
-"""A regression as one would write it for torchrun, without a line of Everstep: a fault makes it begin again.
+"""A regression as you would write it for torchrun, without a line of Everstep: after a fault it begins again.
 
 python pipelines/llama_finetune.py --script examples/regression.py --nodes 1
 everstep launch --standalone --nproc-per-node 2 examples/regression.py

@@ -1,8 +1,8 @@
-"""A TensorFlow training with parameter servers: chief and workers take shards of data, an evaluator looks on.
+"""A TensorFlow training with parameter servers: chief and workers take shards of data; an evaluator measures.
 
 The job's spec has `frameworkType: tensorflow`, so TF_CONFIG says which task this process is. Parameters are on the ps
-nodes, and so is `done`: which shards the parameters include. The chief saves both together. After a fault a round
-begins from the newest save, and the shards that it does not include are taken again.
+nodes, and so is `done`: which shards the parameters include. The chief saves both together. After a fault, the next
+round begins from the newest save, and the shards that it does not include are processed again.
 """
 
 import argparse
@@ -58,7 +58,7 @@ class Model:
 
 
 def restore_or_initialize(model: Model, session: Any, folder: Path) -> None:
-    """By the chief, while the others wait for it."""
+    """Restore or initialize the variables on the chief, while the others wait."""
     session.run(model.initialize)
     if newest := tf1.train.latest_checkpoint(str(folder)):
         model.saver.restore(session, newest)
@@ -90,7 +90,7 @@ def train(model: Model, session: Any, options: argparse.Namespace, is_chief: boo
 
 
 def checkpoints(folder: Path) -> Iterator[str]:
-    """Each new one, for ever: the job's end ends an evaluator."""
+    """Yield each new one, without end: the evaluator ends with the job."""
     last = ""
     while True:
         newest = tf.train.latest_checkpoint(str(folder)) or ""

@@ -1,4 +1,4 @@
-"""A loop with two models, as reinforcement learning has it: an actor and a critic, three lines of Everstep.
+"""A loop with two models, as in reinforcement learning: an actor and a critic, three lines of Everstep.
 
 everstep launch --standalone --nproc-per-node 2 --max-restarts 3 examples/two_models.py
 python pipelines/llama_finetune.py --script examples/two_models.py --nodes 2
@@ -13,7 +13,7 @@ import everstep
 
 
 def network(outputs: int) -> torch.nn.Module:
-    """Reads a vector of 4."""
+    """A small network that reads a vector of 4."""
     return torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, outputs))
 
 

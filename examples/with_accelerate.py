@@ -1,4 +1,4 @@
-"""A loop of Hugging Face Accelerate that goes on where it was: three lines of Everstep and a loader.
+"""A loop of Hugging Face Accelerate that resumes where it was: three lines of Everstep and a loader.
 
 everstep launch --standalone --nproc-per-node 2 examples/with_accelerate.py --iterations 40
 python pipelines/llama_finetune.py --script examples/with_accelerate.py --iterations 40

@@ -1,4 +1,4 @@
-"""A DeepSpeed engine that goes on where it was: three lines of Everstep.
+"""A DeepSpeed engine that resumes where it was: three lines of Everstep.
 
 everstep launch --standalone --nproc-per-node 2 --max-restarts 3 examples/with_deepspeed.py --stage 3
 python pipelines/llama_finetune.py --script examples/with_deepspeed.py --script-args "--stage 3"

@@ -1,4 +1,4 @@
-"""A loop of Lightning Fabric that goes on where it was: three lines of Everstep and a loader.
+"""A loop of Lightning Fabric that resumes where it was: three lines of Everstep and a loader.
 
 everstep launch --standalone --nproc-per-node 2 --max-restarts 3 examples/with_fabric.py
 python pipelines/llama_finetune.py --script examples/with_fabric.py --nodes 2

@@ -1,4 +1,4 @@
-"""A Lightning Trainer that goes on where it was: a callback and a sampler.
+"""A Lightning Trainer that resumes where it was: a callback and a sampler.
 
 everstep launch --standalone --nproc-per-node 2 --max-restarts 3 examples/with_lightning.py
 python pipelines/llama_finetune.py --script examples/with_lightning.py --nodes 2

@@ -1,4 +1,4 @@
-"""A Megatron-core GPT that goes on where it was, at any parallel sizes: two lines of Everstep.
+"""A Megatron-core GPT that resumes where it was, at any parallel sizes: two lines of Everstep.
 
 everstep launch --standalone --nproc-per-node 2 --max-restarts 3 examples/with_megatron.py --tensor-parallel 2
 python pipelines/llama_finetune.py --script examples/with_megatron.py --script-args "--tensor-parallel 2"

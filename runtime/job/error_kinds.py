@@ -15,7 +15,7 @@ from everstep.runtime.exit_codes import ExitCode
 class Hope(StrEnum):
     """Whether a restart can help."""
 
-    YES = "can help"
+    YES = "helps"
     """The cause has passed, or stays with the machine."""
     NO = "does not help"
     """The same error comes again until somebody fixes it."""

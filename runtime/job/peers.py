@@ -1,4 +1,4 @@
-"""Who keeps the copies of whose shards: a node on another machine, in another zone where that is possible. Pure.
+"""Which node keeps the copies of which shards: one on another machine, in another zone where that is possible. Pure.
 
 Invariant: where a round's members are on two machines or more, no node's copies are kept on its own machine. So one
 power cut never takes both.

@@ -186,7 +186,7 @@ class RoleSpec(msgspec.Struct, frozen=True):
     fail_policy: EndingPolicy = EndingPolicy.NONE
     """When nodes that were given up fail the role. None: never, as long as the minimum is there."""
     replica_type: ReplicaType = ReplicaType.WORKER
-    """Read, and changes nothing: the role's name and fields say what it is."""
+    """Accepted and ignored: the role's name and fields say what it is."""
     template: dict[str, Any] = {}
     """How its pods differ from the train step's pod, as a Kubernetes PodTemplateSpec: one container's image,
     imagePullPolicy, workingDir, command, args, env, envFrom, resources, volumeMounts and securityContext; the pod's
@@ -212,7 +212,7 @@ class Patience(msgspec.Struct, frozen=True):
     """How long the job may lack its minimum before it ends with exit code 3."""
     replacement_wait_s: float = 10.0
     """After a loss, how long survivors wait for the replacement before they continue with fewer nodes. They do not wait
-    where no node of the job has started that fast so far: it would be in vain."""
+    if no node of the job has ever started that fast."""
     cooldown_s: float = 30.0
     """After a change of membership, how long a running round is not broken only to add nodes, at least."""
     restart_cost_s: float = 10.0
@@ -248,8 +248,8 @@ class Hang(msgspec.Struct, frozen=True):
     """How long no rank's beacon may change after progress in a round."""
     start_timeout_s: float = START_TIMEOUT_S
     """How long a round may take to its first progress: imports, rendezvous and compilation may take minutes. The
-    default applies to scripts that are known to show progress; any other value applies to every script that does not
-    compute."""
+    default applies to scripts that are known to show progress; any other value applies to every script. A script whose
+    ranks compute is not hanging."""
     phases: dict[str, float] = {}
     """Seconds without progress in phases that the script names: `{evaluation: 3600}`. Without an entry, evaluations and
     saves by torch.save may take `start_timeout_s`."""
@@ -281,7 +281,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     placement: Placement = Placement.PLATFORM
     topology: tuple[str, ...] = ()
     """Lines `access-switch pod-switch ip`, as in DLRover's `topology_config`: nodes under one access switch get
-    adjacent ranks, those of rank 0's switch first. So do nodes of one zone, and of one machine, without such lines."""
+    adjacent ranks, those of rank 0's switch first. Without such lines, nodes of one zone and of one machine get
+    adjacent ranks."""
     host_order: tuple[str, ...] = ()
     """Machines in rank order, as a check found them; others follow. Nodes prefer to run on them. Empty: ranks follow
     the nodes' indices."""
@@ -315,7 +316,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     complete state is."""
     loss_spike: float = 0.0
     """With certify_interval: a loss above this many times the median of those before counts as unsound, as a non-finite
-    one does; 0: none does."""
+    one does; 0: no loss does."""
     skip_batches: int = 0
     """With certify_interval: how many batches may be skipped whose loss was unsound again when the iteration was
     repeated; beyond that the job fails."""

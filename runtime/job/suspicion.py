@@ -1,4 +1,4 @@
-"""Who does not answer, by what the members of a round say of each other: pure functions of their accusations.
+"""Which node does not answer, by what the members of a round say of each other: pure functions of their accusations.
 
 After SWIM (Das, Gupta, Motivala 2002: ping, and ping-req through others) and its Lifeguard extensions. An agent whose
 workers stand still asks its neighbours' agents, directly and through others, and its heartbeats name those that do not

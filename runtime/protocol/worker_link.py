@@ -202,7 +202,7 @@ def _json_value(value: float | int | str) -> float | int | str:
 
 
 class LinkError(ConnectionError):
-    """The agent went away, or answered with a Problem."""
+    """The agent is gone, or refused the request."""
 
 
 class Link:

@@ -1,4 +1,4 @@
-"""Where a rank stands, and from all of them who keeps the others waiting. Pure."""
+"""Where a rank stands, and from all of them which one keeps the others waiting. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence

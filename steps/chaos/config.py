@@ -28,7 +28,7 @@ class Config:
     seed: int = 0
     """Decides the moment and the node."""
     patience_s: float = 900.0
-    """Seconds that the moment may take to come."""
+    """Seconds to wait for that moment."""
     job: str = "by-hand-train"
     """Name of the training's job."""
     store: str = "runs/store"

@@ -37,8 +37,8 @@ def template(graph: str = "") -> Container:
 def on_exit(workflow: Workflow) -> None:
     """Let the workflow end with its report, whatever happens. Call it inside `with Workflow(...)`, after its DAG.
 
-    On a cluster the report's pod may not read the workflow: it is told which task follows which. The handler's template
-    has the artifact `report`.
+    On a cluster the report's pod may not read the workflow, so it receives the order of its tasks. The handler's
+    template has the artifact `report`.
     """
     handler = template(graph_of(workflow))
     if handler.name not in {getattr(listed, "name", None) for listed in workflow.templates}:

@@ -94,7 +94,7 @@ class Config:
     precision: str = "fp32"
     """Of the default script's matrix products: fp32, or bf16 by autocast; weights stay in fp32."""
     compile: bool = False
-    """The default script trains what torch.compile makes of the model."""
+    """The default script compiles the model with torch.compile."""
     micro_batch: int = 0
     """Samples that the default script computes at once; it accumulates gradients over the rest. 0: all of a rank's."""
     spares: int = 0
@@ -119,16 +119,16 @@ class Config:
     comparison."""
     loss_spike: float = 0.0
     """With certify_interval: a loss above this many times the median of the last 32 is unsound, as a non-finite one is:
-    training steps back to the newest certified state. 0: none is."""
+    training steps back to the newest certified state. 0: no loss is."""
     skip_batches: int = 0
     """With certify_interval: skip a batch whose loss is unsound again when it is repeated, at most this many; beyond
     that the training fails. The script must use everstep.batches."""
     certify_replay: bool = False
-    """With certify_interval: another rank computes the gradients of each compared iteration again; the one of three
-    that gets others is replaced. Your own script must use everstep.Replay."""
+    """With certify_interval: another rank computes the gradients of each compared iteration again; of three ranks,
+    the one that gets other gradients is replaced. Your own script must use everstep.Replay."""
     network_check: str = "auto"
     """True: check each node with a healthy one before it joins; an unfit one is replaced on another host. auto: where a
-    node has a pod of its own, so not where all share this machine."""
+    node has a pod of its own, not where all share one machine."""
     exclude_straggler: bool = False
     """With that check: replace a node that is more than twice as slow as the median, too."""
     switchbox_check: bool = False

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.harness import PATIENCE_S, ROOT
 
-FILE = re.compile(r"[Ss]ave (?:it|this|this one) as `([\w.]+)`")
+FILE = re.compile(r"[Ss]ave (?:it|this|this one) as `([\w./]+)`")
 
 
 def prepare(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from docs.rendering import PAGES as RENDERED
 from docs.rendering import environment, flags
 from everstep.cli.main import VERBS
 from tests.docs.pages import NAMES, PAGES, commands, headings, inline_commands, links
+from tests.docs.shell import FILE as SAVED
 from tests.harness import ROOT
 
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -126,3 +127,19 @@ def test_every_file_of_the_repository_that_a_page_names_is_there(page: Path) -> 
     folders = "runtime|steps|everstep|pipelines|examples|supply|tests|benchmarks|templates|docs"
     named = re.findall(rf"`((?:{folders})/[\w/.-]+)`", page.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+OTHERS = {"preprocess_data.py"}
+"""Modules of other programs that a page names."""
+MODULES = [
+    f"/{path.relative_to(ROOT)}"
+    for folder in ("runtime", "steps", "everstep", "pipelines", "examples", "supply", "tests", "benchmarks", "docs")
+    for path in (ROOT / folder).rglob("*.py")
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_every_module_that_a_page_names_by_its_end_is_there(page: Path) -> None:
+    text = page.read_text()
+    named = set(re.findall(r"`([\w/]+\.py)`", text)) - set(SAVED.findall(text)) - OTHERS
+    assert [name for name in named if not any(path.endswith(f"/{name}") for path in MODULES)] == []
