@@ -19,7 +19,7 @@ import msgspec
 from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
 from everstep.runtime.agent.dependencies import AgentStatus, Dependencies, Ending, Leave, LocalResources
-from everstep.runtime.agent.device_watch import watch_devices
+from everstep.runtime.agent.device_watch import DeviceWatch
 from everstep.runtime.agent.directives import local_workers, run_self_test, write_stacks
 from everstep.runtime.agent.keeper_reports import KeeperReports
 from everstep.runtime.agent.last_state import LastState
@@ -29,6 +29,7 @@ from everstep.runtime.agent.pace_watch import PaceWatch
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
 from everstep.runtime.agent.settings import Settings
+from everstep.runtime.agent.shown_iterations import ShownIterations
 from everstep.runtime.agent.shutdown import Shutdown
 from everstep.runtime.agent.spare_keeper import SpareKeeper
 from everstep.runtime.agent.talk import MasterDialogue, fault_message
@@ -113,7 +114,9 @@ class AgentLifecycle:
         self._neighbours = NeighbourWatch(
             questions, self._progress.observe, lambda: self._talk.waits, self._report_silent
         )
-        self._paces = PaceWatch(self._boards, time.monotonic)
+        self._devices = DeviceWatch(machine_devices(os.environ), lambda line: self._sender.add(line), dependencies.note)
+        self._paces = PaceWatch(self._boards, time.monotonic, self._devices.lowered)
+        self._shown = ShownIterations(self._unreported_board, lambda shown: self._sender.add_shown(shown))
         self._spare_keeper = SpareKeeper(
             settings, resources.folder, self._workers, lambda: client.training(settings.role),
             lambda: self._link.seat, self._has_trained,
@@ -145,7 +148,8 @@ class AgentLifecycle:
             self._watch_notice,
             self._neighbours.run,
             self._paces.run,
-            lambda: watch_devices(machine_devices(os.environ), self._sender.add, self._dependencies.note),
+            self._shown.run,
+            self._devices.run,
             self._background.wait_for_failure,
         ]
         parts += [self._warn_without_everstep] if self._settings.any_script else []
@@ -201,6 +205,7 @@ class AgentLifecycle:
                 burial.cancel()
             self._dependencies.on_seat(seat, self._loop.time() - since)
             end = await self._run_round(seat)
+            self._shown.look()
             self._link.end_round()
             self._progress.end()
             self._workers.end_round(seat.round)
@@ -289,6 +294,7 @@ class AgentLifecycle:
                     return event
                 running -= 1
                 if not running:
+                    self._shown.look()
                     self._progress.end()
                     self._background.start(self._report_finished(seat))
 
@@ -345,6 +351,14 @@ class AgentLifecycle:
         seat, pids = self._status.seat, self._workers.pids()
         boards = {rank: read_board(board_path(self._resources.folder, rank)) for rank in pids}
         return {rank: board for rank, board in boards.items() if board and seat and board.round == seat.round}
+
+    def _unreported_board(self) -> Board | None:
+        """Rank 0's board, if it is a worker of this node and its script has not called everstep."""
+        seat = self._status.seat
+        if seat is None or seat.first_rank or self._link.has_greeted:
+            return None
+        board = read_board(board_path(self._resources.folder, 0))
+        return board if board and board.round == seat.round else None
 
     def _report_silent(self) -> None:
         """Say at once which neighbours do not answer, beside the long poll."""
