@@ -114,6 +114,7 @@ PROVEN = {
     "report RUN -o md|json|html, also while it runs, also without its master": ["tests/report/test_report_verb.py"],
 }
 
+
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """The selected lines: the measurement first."""
     if is_asked(OVERHEAD, options.words):
