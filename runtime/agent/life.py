@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,6 +28,7 @@ from everstep.runtime.agent.oom import OomCounter, own_counter_path
 from everstep.runtime.agent.pace_watch import PaceWatch
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
+from everstep.runtime.agent.round_events import RoundEvents, RoundOver
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.shown_iterations import ShownIterations
 from everstep.runtime.agent.shutdown import Shutdown
@@ -56,13 +57,6 @@ _KERNEL_S = 10.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _RoundOver:
-    round: int
-    """This round and all earlier ones are over."""
-    reason: str
-
-
 class AgentLifecycle:
     """One agent on an event loop, from its first join to its end."""
 
@@ -80,7 +74,7 @@ class AgentLifecycle:
         self._settings, self._dependencies, self._say = settings, dependencies, dependencies.say
         self._client, self._shutdown, self._resources, self._status = client, shutdown, resources, status
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[WorkerEnd | _RoundOver] = asyncio.Queue()
+        self._events = RoundEvents()
         self._talk = MasterDialogue(settings.node, int(time.time() * 1000))
         self._is_known = False
         self._seated_at = 0.0
@@ -89,7 +83,7 @@ class AgentLifecycle:
         self._outputs = dependencies.make_outputs(resources.folder)
         self._oom = OomCounter(own_counter_path())
         self._workers = Workers(
-            settings.command, settings.preload, self._events.put_nowait, settings.python, dependencies.on_start,
+            settings.command, settings.preload, self._events.put, settings.python, dependencies.on_start,
             dependencies.note,
         )  # fmt: skip
         self._reports = KeeperReports(
@@ -283,28 +277,20 @@ class AgentLifecycle:
             self._dependencies.note(f"round {seat.round}: local ranks {spares} come from warm spares")
         running = slots
         while True:
-            event = await self._events.get()
-            if isinstance(event, _RoundOver):
+            event = await self._events.next()
+            if isinstance(event, RoundOver):
                 if self._talk.is_over(event.round):
                     self._say(f"round {seat.round} is over: {event.reason}")
                     await self._workers.wait_for_exits()
-                    return self._first_failure_in(seat.round)
+                    return self._events.first_failure_in(seat.round)
             elif event.round == seat.round:
-                if event.exit_code:
-                    return event
                 running -= 1
+                if event.exit_code:
+                    return await self._events.first_cause(event, running)
                 if not running:
                     self._shown.look()
                     self._progress.end()
                     self._background.start(self._report_finished(seat))
-
-    def _first_failure_in(self, round_: int) -> WorkerEnd | None:
-        """The first failure among the queued worker exits: it may be why the round broke."""
-        while not self._events.empty():
-            event = self._events.get_nowait()
-            if isinstance(event, WorkerEnd) and event.round == round_ and event.exit_code:
-                return event
-        return None
 
     async def _report_finished(self, seat: Seat) -> None:
         self._dependencies.note(f"round {seat.round}: all workers finished")
@@ -377,7 +363,7 @@ class AgentLifecycle:
             case Action.LEAVE:
                 self._background.fail(Leave(0, directive.reason or "the master said so", by_master=True))
             case Action.REJOIN:
-                self._events.put_nowait(_RoundOver(directive.round, directive.reason))
+                self._events.put(RoundOver(directive.round, directive.reason))
             case Action.DUMP:
                 self._background.start(self._dump_stacks(directive))
             case Action.CHECK:
