@@ -21,6 +21,7 @@ from everstep.runtime.checkpoint.worker import checkpointer as worker
 from everstep.runtime.checkpoint.worker.agreement import GROUP_BACKENDS
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.protocol.worker_link import Link, LinkError, Report
+from everstep.runtime.watch import in_worker
 from everstep.trackers import Callback, figures
 
 NOT_FINITE_SAID = (10, 100, 1000)
@@ -142,6 +143,8 @@ class Session:
             if self.context.link is not None:
                 self.context.link.tell(Report(self.iteration, line))
                 self._check_replayed(self.context.link.welcome.replays)
+            if isinstance(tokens := line.get("tokens"), int | float):
+                in_worker.note_tokens(tokens)
             for tracker in self.trackers.values():
                 tracker(self.iteration, figures(line))
             self._check_finite(line.get("loss", 0.0))

@@ -10,6 +10,7 @@ import pytest
 
 from tests import minio as minio_servers
 from tests import seaweedfs
+from tests.control_groups import remove_left_groups
 from tests.forks import Forks
 from tests.golang import NoGoError
 from tests.minio import MinIO
@@ -37,6 +38,11 @@ os.environ["KUBECONFIG"] = os.devnull
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 FORKS = pytest.StashKey[Forks]()
+
+
+def pytest_sessionstart() -> None:
+    """Called by pytest at its start. A killed run's control groups would be in the way of others' tests."""
+    remove_left_groups()
 
 
 @pytest.hookimpl(wrapper=True)

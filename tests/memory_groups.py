@@ -1,27 +1,27 @@
-"""Control groups of a test's own, on machines that let it make some."""
+"""Control groups of a test's own that limit memory, on machines that let it make some."""
 
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.harness import wait_until
+from tests.control_groups import GROUPS, control_group
 
-V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+V1, V2 = GROUPS / "memory", GROUPS
 
 
 @contextmanager
 def memory_group(size: int) -> Iterator[Path]:
     """A group of our own that may have so many bytes; skips the test where none can be made."""
-    name = f"everstep-test-{uuid.uuid4().hex[:8]}"
     for root, file in ((V1, "memory.limit_in_bytes"), (V2, "memory.max")):
-        group = root / name
-        if _make(group, file, str(size)):
+        with ExitStack() as stack:
+            try:
+                group = stack.enter_context(control_group(root))
+                (group / file).write_text(str(size))
+            except OSError:
+                continue
             yield group
-            wait_until(partial(_try_to_empty, group), f"{name} without processes")
             return
     pytest.skip("no memory group can be made here (not root, or no cgroup with memory)")
 
@@ -31,25 +31,3 @@ def write_listing(group: Path, file: Path) -> Path:
     line = f"4:memory:/{group.name}" if group.parent == V1 else f"0::/{group.name}"
     file.write_text(f"{line}\n")
     return file
-
-
-def _make(group: Path, file: str, limit: str) -> bool:
-    try:
-        group.mkdir()
-    except OSError:
-        return False
-    try:
-        (group / file).write_text(limit)
-    except OSError:
-        group.rmdir()
-        return False
-    return True
-
-
-def _try_to_empty(group: Path) -> bool:
-    with suppress(OSError):
-        for below in group.iterdir():
-            if below.is_dir():
-                below.rmdir()
-        group.rmdir()
-    return not group.exists()

@@ -1,4 +1,4 @@
-"""`everstep top [RUN]`: what the ranks on this machine do, again and again: iterations, waiting, CPU, memory."""
+"""`everstep top [RUN]`: what the ranks on this machine do, again and again. `top_table` has what is shown."""
 
 import argparse
 import sys
@@ -13,12 +13,12 @@ from everstep.flags import Flag, add_action
 
 if TYPE_CHECKING:
     from everstep.runtime.watch.find_workers import LocalWorker
-    from everstep.runtime.watch.slow_ranks import Pace
 
 
 @dataclass(frozen=True)
 class Top:
-    """Show what each rank on this machine does, until Ctrl-C or the job's end: which one the others wait for."""
+    """Show what each rank on this machine does, until Ctrl-C or the job's end: its pace, which one the others wait for,
+    stalls by saves, CPU, memory, device; the job's tokens per second and its newest event."""
 
     job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)] = ""
     """A run (and its train step if it has several), or a job of `everstep launch`. Default: the only one here."""
@@ -42,19 +42,21 @@ def run(flags: Top) -> int:
     """Print a table for each look; returns the exit code. Raises BadInput."""
     if not 2 <= flags.every <= 3600 or flags.times < 0:
         raise BadInput(f"--every {flags.every:g} --times {flags.times}: give 2 to 3600 seconds, and a number from 0 on")
-    before, readings = workers_of(flags.runs, flags.job), 0
+    workers, readings = workers_of(flags.runs, flags.job), 0
     if flags.timeline is not None:
-        return _write_timeline(before, flags.timeline)
+        return _write_timeline(workers, flags.timeline)
+    from everstep.cli.top_table import Reading, devices_of, last_event, table
+
+    devices, job = devices_of(), workers[0].board.job
+    before = Reading.take(workers, devices)
     try:
         while not flags.times or readings < flags.times:
-            began = time.monotonic()
-            cpu_before = _cpu_s(before)
             time.sleep(flags.every)
             try:
-                after = workers_of(flags.runs, flags.job or before[0].board.job)
+                after = Reading.take(workers_of(flags.runs, flags.job or job), devices)
             except BadInput:
                 break  # It has ended.
-            print(_clear(readings) + table(before, after, cpu_before, time.monotonic() - began), flush=True)
+            print(_clear(readings) + "\n".join([table(before, after), last_event(after)]), flush=True)
             before, readings = after, readings + 1
     except KeyboardInterrupt:
         pass
@@ -76,39 +78,3 @@ def _clear(readings: int) -> str:
     if sys.stdout.isatty():
         return "\x1b[2J\x1b[H"
     return "\n" if readings else ""
-
-
-def _cpu_s(workers: "list[LocalWorker]") -> dict[int, float]:
-    from everstep.runtime.watch.process_state import process_state
-
-    states = {worker.board.pid: process_state(worker.board.pid) for worker in workers}
-    return {pid: state.cpu_s for pid, state in states.items() if state is not None}
-
-
-def table(before: "list[LocalWorker]", after: "list[LocalWorker]", cpu_before: dict[int, float], seconds: float) -> str:
-    """One look as text."""
-    from everstep.runtime.watch.slow_ranks import pace, sentence
-
-    boards = {worker.board.rank: worker.board for worker in before}
-    paces = [pace(boards.get(worker.board.rank, worker.board), worker.board, seconds) for worker in after]
-    cpu_after = _cpu_s(after)
-    rows = [["RANK", "NODE", "PID", "ROUND", "ITERATION", "ITER/S", "WAITS", "CORES", "MEMORY", "PHASE"]]
-    for worker, own_pace in zip(after, paces, strict=True):
-        cores = max(cpu_after.get(worker.board.pid, 0.0) - cpu_before.get(worker.board.pid, 0.0), 0.0) / seconds
-        rows.append(_row(worker, own_pace, cores, seconds))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([*lines, *filter(None, [sentence(paces)])])
-
-
-def _row(worker: "LocalWorker", pace: "Pace", cores: float, seconds: float) -> list[str]:
-    import psutil
-
-    board = worker.board
-    try:
-        memory = f"{psutil.Process(board.pid).memory_info().rss / (1 << 20):.0f} MiB"
-    except psutil.Error:
-        memory = "-"
-    waits = f"{pace.waited * 100:.0f} %" if pace.iteration_s else "-"
-    numbers = [str(board.rank), worker.node, str(board.pid), str(board.round), str(board.iteration)]
-    return [*numbers, f"{pace.iterations / seconds:.2f}", waits, f"{cores:.2f}", memory, board.phase or "-"]

@@ -1,28 +1,54 @@
-"""Telemetry about a node's devices: memory, use, copies over the bus, errors. Never run on a device."""
+"""A node's devices: telemetry of memory, use, copies over the bus, errors; why a worker's device is slowed down.
+
+Never run on a device.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
 
 from everstep.runtime.system.gpu_readings import DeviceReading, NoReadingsError, open_nvml, read_devices
 
-EVERY_S = 30.0
+EVERY_S = 10.0
+_LINE_EVERY = 3
+"""So many readings make one line of telemetry."""
 
 
-async def watch_devices(
-    names: Sequence[str], add: Callable[[Mapping[str, float | int | str]], None], say: Callable[[str], None]
-) -> None:
-    """Add a line of telemetry every EVERY_S until cancelled, or until the driver says nothing more, which is said.
+@dataclass
+class DeviceWatch:
+    """Reads the devices until they cannot be read any more."""
 
-    `names`: as CUDA_VISIBLE_DEVICES has them; without devices nothing is said.
-    """
-    try:
-        nvml = open_nvml() if names else None
-        while nvml is not None:
-            await asyncio.sleep(EVERY_S)
-            add(line_of(await asyncio.to_thread(read_devices, nvml, names)))
-    except NoReadingsError as error:
-        say(f"telemetry has nothing of this node's devices: {error}")
-    await asyncio.Event().wait()
+    names: Sequence[str]
+    """As CUDA_VISIBLE_DEVICES has them; without devices nothing is said."""
+    add: Callable[[Mapping[str, float | int | str]], None]
+    """Takes a line of telemetry."""
+    say: Callable[[str], None]
+    readings: Sequence[DeviceReading] = ()
+    """The newest."""
+
+    async def run(self) -> None:
+        """Read every EVERY_S until cancelled, or until the driver says nothing more, which is said."""
+        try:
+            nvml = open_nvml() if self.names else None
+            for number in count():
+                if nvml is None:
+                    break
+                await asyncio.sleep(EVERY_S)
+                self.readings = await asyncio.to_thread(read_devices, nvml, self.names)
+                if number % _LINE_EVERY == 0:
+                    self.add(line_of(self.readings))
+        except NoReadingsError as error:
+            self.readings = ()
+            self.say(f"telemetry has nothing of this node's devices: {error}")
+        await asyncio.Event().wait()
+
+    def lowered(self, local_rank: int) -> str:
+        """Why the clocks of that worker's device are lower than they should be; empty: they are not, or nobody knows.
+
+        Local rank N uses the device that is listed as number N.
+        """
+        return ", ".join(self.readings[local_rank].lowered) if local_rank < len(self.readings) else ""
 
 
 def line_of(readings: Sequence[DeviceReading]) -> dict[str, float | int | str]:

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,7 +19,7 @@ import msgspec
 from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
 from everstep.runtime.agent.dependencies import AgentStatus, Dependencies, Ending, Leave, LocalResources
-from everstep.runtime.agent.device_watch import watch_devices
+from everstep.runtime.agent.device_watch import DeviceWatch
 from everstep.runtime.agent.directives import local_workers, run_self_test, write_stacks
 from everstep.runtime.agent.keeper_reports import KeeperReports
 from everstep.runtime.agent.last_state import LastState
@@ -29,7 +29,9 @@ from everstep.runtime.agent.oom import OomCounter, own_counter_path
 from everstep.runtime.agent.pace_watch import PaceWatch
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
+from everstep.runtime.agent.round_events import RoundEvents, RoundOver
 from everstep.runtime.agent.settings import Settings
+from everstep.runtime.agent.shown_iterations import ShownIterations
 from everstep.runtime.agent.shutdown import Shutdown
 from everstep.runtime.agent.spare_keeper import SpareKeeper
 from everstep.runtime.agent.telemetry_sender import TelemetrySender
@@ -55,13 +57,6 @@ _KERNEL_S = 10.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _RoundOver:
-    round: int
-    """This round and all earlier ones are over."""
-    reason: str
-
-
 class AgentLifecycle:
     """One agent on an event loop, from its first join to its end."""
 
@@ -79,7 +74,7 @@ class AgentLifecycle:
         self._settings, self._dependencies, self._say = settings, dependencies, dependencies.say
         self._client, self._shutdown, self._resources, self._status = client, shutdown, resources, status
         self._loop = asyncio.get_running_loop()
-        self._events: asyncio.Queue[WorkerEnd | _RoundOver] = asyncio.Queue()
+        self._events = RoundEvents()
         self._dialogue = MasterDialogue(settings.node, int(time.time() * 1000))
         self._is_known = False
         self._seated_at = 0.0
@@ -88,7 +83,7 @@ class AgentLifecycle:
         self._outputs = dependencies.make_outputs(resources.folder)
         self._oom = OomCounter(own_counter_path())
         self._workers = Workers(
-            settings.command, settings.preload, self._events.put_nowait, settings.python, dependencies.on_start,
+            settings.command, settings.preload, self._events.put, settings.python, dependencies.on_start,
             dependencies.note,
         )  # fmt: skip
         self._reports = KeeperReports(
@@ -113,7 +108,9 @@ class AgentLifecycle:
         self._neighbours = NeighbourWatch(
             questions, self._progress.observe, lambda: self._dialogue.waits, self._report_silent
         )
-        self._paces = PaceWatch(self._boards, time.monotonic)
+        self._devices = DeviceWatch(machine_devices(os.environ), lambda line: self._sender.add(line), dependencies.note)
+        self._paces = PaceWatch(self._boards, time.monotonic, self._devices.lowered)
+        self._shown = ShownIterations(self._unreported_board, lambda shown: self._sender.add_shown(shown))
         self._spare_keeper = SpareKeeper(
             settings, resources.folder, self._workers, lambda: client.training(settings.role),
             lambda: self._link.seat, self._has_trained,
@@ -147,7 +144,8 @@ class AgentLifecycle:
             self._watch_notice,
             self._neighbours.run,
             self._paces.run,
-            lambda: watch_devices(machine_devices(os.environ), self._sender.add, self._dependencies.note),
+            self._shown.run,
+            self._devices.run,
             self._background.wait_for_failure,
         ]
         parts += [self._warn_without_everstep] if self._settings.any_script else []
@@ -203,6 +201,7 @@ class AgentLifecycle:
                 burial.cancel()
             self._dependencies.on_seat(seat, self._loop.time() - since)
             end = await self._run_round(seat)
+            self._shown.look()
             self._link.end_round()
             self._progress.end()
             self._workers.end_round(seat.round)
@@ -280,27 +279,20 @@ class AgentLifecycle:
             self._dependencies.note(f"round {seat.round}: local ranks {spares} come from warm spares")
         running = slots
         while True:
-            event = await self._events.get()
-            if isinstance(event, _RoundOver):
+            event = await self._events.next()
+            if isinstance(event, RoundOver):
                 if self._dialogue.is_over(event.round):
                     self._say(f"round {seat.round} is over: {event.reason}")
                     await self._workers.wait_for_exits()
-                    return self._first_failure_in(seat.round)
+                    return self._events.first_failure_in(seat.round)
             elif event.round == seat.round:
-                if event.exit_code:
-                    return event
                 running -= 1
+                if event.exit_code:
+                    return await self._events.first_cause(event, running)
                 if not running:
+                    self._shown.look()
                     self._progress.end()
                     self._background.start(self._report_finished(seat))
-
-    def _first_failure_in(self, round_: int) -> WorkerEnd | None:
-        """The first failure among the queued worker exits: it may be why the round broke."""
-        while not self._events.empty():
-            event = self._events.get_nowait()
-            if isinstance(event, WorkerEnd) and event.round == round_ and event.exit_code:
-                return event
-        return None
 
     async def _report_finished(self, seat: Seat) -> None:
         self._dependencies.note(f"round {seat.round}: all workers finished")
@@ -348,6 +340,14 @@ class AgentLifecycle:
         boards = {rank: read_board(board_path(self._resources.folder, rank)) for rank in pids}
         return {rank: board for rank, board in boards.items() if board and seat and board.round == seat.round}
 
+    def _unreported_board(self) -> Board | None:
+        """Rank 0's board, if it is a worker of this node and its script has not called everstep."""
+        seat = self._status.seat
+        if seat is None or seat.first_rank or self._link.has_greeted:
+            return None
+        board = read_board(board_path(self._resources.folder, 0))
+        return board if board and board.round == seat.round else None
+
     def _report_silent(self) -> None:
         """Say at once which neighbours do not answer, beside the long poll."""
         self._background.start(self._send_heartbeat_now())
@@ -365,7 +365,7 @@ class AgentLifecycle:
             case Action.LEAVE:
                 self._background.fail(Leave(0, directive.reason or "the master said so", by_master=True))
             case Action.REJOIN:
-                self._events.put_nowait(_RoundOver(directive.round, directive.reason))
+                self._events.put(RoundOver(directive.round, directive.reason))
             case Action.DUMP:
                 self._background.start(self._dump_stacks(directive))
             case Action.CHECK:

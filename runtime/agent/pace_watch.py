@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from everstep.runtime.system.tcp_sockets import sockets_of, tcp_sockets
 from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.process_state import main_thread_state, process_state
@@ -33,6 +35,8 @@ class PaceWatch:
     boards: Callable[[], Mapping[int, Board]]
     """By local rank: those that run."""
     clock: Callable[[], float]
+    lowered: Callable[[int], str] = lambda local_rank: ""
+    """Why the device of that local rank is slowed down, if it is."""
     _began_at: float = 0.0
     _looks: dict[int, _Look] = field(default_factory=dict)
     _paces: tuple[Pace, ...] = ()
@@ -81,7 +85,8 @@ class PaceWatch:
                 in_kernel_s = seconds * look.in_kernel / look.looks
                 use = after[local_rank].since(look.use)._replace(disk_wait_s=in_kernel_s)
                 is_known = not look.evaluated
-                paces.append(pace(look.board, board, seconds, use) if is_known else Pace(board.rank, 0, 0, 0.0, 0.0))
+                own_pace = pace(look.board, board, seconds, use) if is_known else Pace(board.rank, 0, 0, 0.0, 0.0)
+                paces.append(msgspec.structs.replace(own_pace, lowered=self.lowered(local_rank)))
         self._began_at = now
         self._looks = {local_rank: _Look(board, after[local_rank]) for local_rank, board in boards.items()}
         self._paces = tuple(paces) or self._paces

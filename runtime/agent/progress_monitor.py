@@ -161,7 +161,7 @@ class ProgressMonitor:
     def _beacon(self, local_rank: int, board: Board | None) -> tuple[int, str]:
         if self._has_shown(local_rank):
             return self._keeper.beacon(local_rank)
-        return (board.iteration, board.phase) if board is not None else (0, "")
+        return (board.number, board.phase) if board is not None else (0, "")
 
     def _has_shown(self, local_rank: int) -> bool:
         return self._keeper.changes(local_rank) != self._first[local_rank]

@@ -10,6 +10,7 @@ from itertools import islice
 from everstep.runtime.agent.client import MasterClient, NotUnderstood
 from everstep.runtime.agent.master_dialogue import MasterDialogue
 from everstep.runtime.agent.progress_monitor import Progress
+from everstep.runtime.agent.shown_iterations import ShownIteration
 from everstep.runtime.protocol.messages import Directive
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import Fetched, Report
@@ -55,10 +56,10 @@ class TelemetrySender:
         self._has_lines = asyncio.Event()
         self._sending = asyncio.Lock()
 
-    def add(self, line: Mapping[str, float | int | str]) -> None:
-        """Queue a line of telemetry; version, number, time and node are added."""
+    def add(self, line: Mapping[str, float | int | str], at: float | None = None) -> None:
+        """Queue a line of telemetry; version, number, time (`at`, else now) and node are added."""
         self._number += 1
-        facts = {"v": 1, "n": self._number, "time": round(time.time(), 4), "node": self._node}
+        facts = {"v": 1, "n": self._number, "time": round(at or time.time(), 4), "node": self._node}
         self._pending.append(_PendingLine(self._number, {**line, **facts}))
         self._has_lines.set()
 
@@ -85,6 +86,12 @@ class TelemetrySender:
         """Queue a worker's report of an iteration."""
         place = {"round": seat.round, "iteration": report.iteration, "rank": seat.first_rank + local_rank}
         self.add({**report.values, **place})
+
+    def add_shown(self, shown: ShownIteration) -> None:
+        """Queue an iteration that rank 0's board shows."""
+        place = {"round": shown.round, "iteration": shown.iteration, "rank": 0}
+        times = {"seconds": shown.seconds, "stall_s": shown.stall_s, "evaluation_s": shown.evaluation_s}
+        self.add({**{name: round(seconds, 4) for name, seconds in times.items()}, **place}, shown.ended_at)
 
     def add_interval(self, seat: Seat, iteration: int, every: int, reason: str) -> None:
         """Queue the persist interval (iterations) of the node that persists, whenever it changes."""

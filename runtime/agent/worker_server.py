@@ -84,7 +84,8 @@ class LinkServer:
         self.threads = threads
         self.handlers = handlers
         self._round_began = asyncio.Event()
-        self._has_greeted = False
+        self.has_greeted = False
+        """Whether a worker has connected: the script calls everstep."""
         self.seat: Seat | None = None
         self.connections: set[_Connection] = set()
         self._server: asyncio.Server | None = None
@@ -101,7 +102,7 @@ class LinkServer:
 
     def note_greeting(self) -> None:
         """Note that a worker has connected."""
-        self._has_greeted = True
+        self.has_greeted = True
 
     def end_round(self) -> None:
         """Disconnect the round's workers; their later messages do not count."""
@@ -114,7 +115,7 @@ class LinkServer:
         """Wait until workers have run for some time and none has ever sent Hello; forever if one has."""
         await self._round_began.wait()
         await asyncio.sleep(_GREETING_S)
-        if self._has_greeted:
+        if self.has_greeted:
             await asyncio.Event().wait()
 
     async def wait_for_stages(self) -> None:

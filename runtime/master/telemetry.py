@@ -152,7 +152,7 @@ def thin_lines(lines: Iterable[Line]) -> list[Line]:
 def _merge_lines(some: list[dict[str, Any]]) -> Line:
     sums = {
         key: sum(line[key] for line in some if isinstance(line.get(key), int | float))
-        for key in ("seconds", "stall_s", "copy_s", "staged_bytes", "tokens")
+        for key in ("seconds", "stall_s", "evaluation_s", "copy_s", "staged_bytes", "tokens")
         if key in some[-1]
     }
     return {**some[-1], **sums}

@@ -154,6 +154,8 @@ class History:
     """(time, sentence) of each slow node that was seen in a round."""
     lives: Lives = field(default_factory=Lives)
     """What happened to each node."""
+    is_launched: bool = False
+    """Its nodes came by themselves: those of `everstep launch`, not of a pipeline's step."""
     devices: Mapping[str, DeviceUse] = field(default_factory=dict)
     """By node: how it used its devices, if their driver was asked."""
 
@@ -178,9 +180,11 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
     needed_records: list[job.Record] = []
     rounds_formed: list[_FormedRound] = []
     collector, newest, stored_bytes = LifeCollector(), 0.0, dict[tuple[int, int], int]()
+    is_launched = False
     for record in records:
         collector.add(record)
         newest = record.time
+        is_launched |= isinstance(record, job.NodeAppeared)
         if isinstance(record, job.ShardPersisted):
             place = record.holding.iteration, record.holding.round
             stored_bytes[place] = stored_bytes.get(place, 0) + record.holding.size
@@ -215,6 +219,7 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
         stored_bytes={iteration: size for (iteration, _), size in sorted(stored_bytes.items())},
         slow=tuple(slow),
         lives=collector.lives(),
+        is_launched=is_launched,
         devices=devices,
     )
 

@@ -69,6 +69,8 @@ def _goodput(span: Ledger) -> str:
 
 def what_next(run: Run, phase: str, steps: list[flow.Step]) -> str:
     """One sentence for the reader: what to do now."""
+    if run.is_job:
+        return _what_next_for_job(run)
     codes = {step.exit_code for step in steps if step.phase in ("Failed", "Error")}
     again = f"run the pipeline again with --name {run.name}: it continues at the unfinished step"
     if run.on_cluster:
@@ -86,6 +88,23 @@ def what_next(run: Run, phase: str, steps: list[flow.Step]) -> str:
     if "3" in codes:
         return f"Too few healthy nodes: see the verdict of check, or lower --min-nodes, then {again}."
     return f"Read the message, then {again}."
+
+
+def _what_next_for_job(run: Run) -> str:
+    history = next(iter(run.jobs.values()), None)
+    if history is None:
+        return "Nothing is known of this job."
+    if history.result == "succeeded":
+        return "The job is done."
+    if not history.result:
+        newest = _format_time(max([history.newest, *(point.time for point in history.points[-1:])]))
+        return f"The job has not ended; the newest that is known of it is of {newest}."
+    start = "start the same `everstep launch` again, with its --store and --rdzv-id"
+    if not history.is_launched:
+        start = "run its pipeline again with --name and the run's name"
+    place = f"it continues at iteration {history.commits[-1][1]}" if history.commits else "it begins anew"
+    why = "Read the reason, mend what it names, then " if history.result == "failed" else "The job was stopped: "
+    return f"{why}{start}: {place}."
 
 
 def _duration(run: Run, steps: list[flow.Step], now: float) -> float | None:

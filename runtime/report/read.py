@@ -71,6 +71,8 @@ class Run:
     """Names of the logs beside the page, in `logs`."""
     stacks: Mapping[str, tuple[Stacks, ...]] = field(default_factory=dict)
     """Per job, the newest MOST_STACKS."""
+    is_job: bool = False
+    """It is a job alone; whether a pipeline's step or `everstep launch` ran it, the job's history tells."""
     own: str = ""
     """The step that writes the page: it is done when somebody reads it."""
     notes: tuple[str, ...] = ()
@@ -135,7 +137,8 @@ def read_job(store: Store, job_name: str) -> Run:
     job_history = _history(store, f"jobs/{job_name}", notes)
     jobs = {job_name: job_history} if job_history.rounds or job_history.points or job_history.lives.nodes else {}
     stacks = {job_name: tuple(_stacks(store, f"jobs/{job_name}/logs/"))}
-    return Run(job_name, phase=job_history.result.capitalize(), jobs=jobs, stacks=stacks, notes=tuple(notes))
+    phase = job_history.result.capitalize() or ("Running" if jobs else "")
+    return Run(job_name, phase=phase, jobs=jobs, stacks=stacks, is_job=True, notes=tuple(notes))
 
 
 def _uid_in(steps: Mapping[str, Mapping[str, Any]]) -> str:

@@ -27,8 +27,9 @@ _PROGRESS_AT, _PROGRESS = 64, struct.Struct("=2qd32s")
 _COLLECTIVES_AT, _COLLECTIVES = 128, struct.Struct("=4qd80s")
 _RECENT_AT, _RECENT = 256, struct.Struct(f"={RECENT}d")
 _JOB_AT, _JOB_BYTES = 384, 128
-_SPENT_AT, _SPENT = 512, struct.Struct("=2d")
-_SIZE = 576
+_SPENT_AT, _SPENT = 512, struct.Struct("=4dqd")
+_STORE_AT, _STORE_BYTES = 576, 256
+_SIZE = 832
 _PHASE_BYTES, _NAME_BYTES = 32, 80
 
 
@@ -45,10 +46,12 @@ class BoardWriter:
             os.close(file)
         self._memory[:_SIZE] = bytes(_SIZE)
         self._changes = self._iteration = self._samples = self._waits = 0
-        self._data_s = self._staging_s = 0.0
+        self._data_s = self._staging_s = self._evaluation_s = self._tokens = self._ended_at = 0.0
+        self._earlier = 0
         self._phase = b""
-        job = board.job.encode()[:_JOB_BYTES]
-        self._memory[_JOB_AT : _JOB_AT + len(job)] = job
+        for text, at, size in ((board.job, _JOB_AT, _JOB_BYTES), (board.store, _STORE_AT, _STORE_BYTES)):
+            data = text.encode()[:size]
+            self._memory[at : at + len(data)] = data
         _HEAD.pack_into(self._memory, 0, _MAGIC, *board[:5])  # Last: a board with a head is whole.
 
     def set_phase(self, name: str, now: float) -> None:
@@ -59,6 +62,8 @@ class BoardWriter:
     def finish_iteration(self, seconds: float, now: float) -> None:
         """Count an iteration; `seconds`: how long it took, 0 if that is not known."""
         self._iteration += 1
+        self._ended_at = now
+        self._write_spent()
         struct.pack_into("=d", self._memory, _RECENT_AT + 8 * (self._iteration % RECENT), seconds)
         self.note_progress(now)
 
@@ -67,10 +72,24 @@ class BoardWriter:
         self._changes += 1
         _PROGRESS.pack_into(self._memory, _PROGRESS_AT, self._iteration, self._changes, now, self._phase)
 
-    def add_spent(self, data_s: float = 0.0, staging_s: float = 0.0) -> None:
-        """Add seconds that the worker has waited for data, or for a save."""
+    def add_spent(self, data_s: float = 0.0, staging_s: float = 0.0, evaluation_s: float = 0.0) -> None:
+        """Add seconds that the worker has waited for data or for a save, or has evaluated."""
         self._data_s, self._staging_s = self._data_s + data_s, self._staging_s + staging_s
-        _SPENT.pack_into(self._memory, _SPENT_AT, self._data_s, self._staging_s)
+        self._evaluation_s += evaluation_s
+        self._write_spent()
+
+    def add_tokens(self, count: float) -> None:
+        """Add tokens that all ranks have trained on."""
+        self._tokens += count
+        self._write_spent()
+
+    def set_earlier(self, count: int) -> None:
+        """Say how many iterations earlier processes made."""
+        self._earlier = count
+
+    def _write_spent(self) -> None:
+        data = self._data_s, self._staging_s, self._evaluation_s, self._tokens, self._earlier, self._ended_at
+        _SPENT.pack_into(self._memory, _SPENT_AT, *data)
 
     def set_collectives(self, entered_count: int, completed_count: int, name: str, now: float) -> None:
         """Say which collective was entered last, and which finished."""
@@ -96,6 +115,7 @@ def read_board(path: Path) -> Board | None:
                 changed_at, _text(phase), entered_count, completed_count, samples, waits, sampled_at, _text(name),
                 recent,
                 *_SPENT.unpack_from(data, _SPENT_AT),
+                _text(data[_STORE_AT:]),
             )  # fmt: skip
     return None
 

@@ -40,6 +40,21 @@ class Board(NamedTuple):
     """Seconds that it has waited for its data loader so far."""
     staging_s: float = 0.0
     """Seconds that saves have kept it from training so far."""
+    evaluation_s: float = 0.0
+    """Seconds that it has evaluated so far, as the model's `eval()` shows."""
+    tokens: float = 0.0
+    """Tokens of all ranks that it has reported so far; 0: its script reports none, or another rank reports."""
+    earlier: int = 0
+    """Optimizer steps that earlier processes made, if the restored state of the optimizer counts them."""
+    ended_at: float = 0.0
+    """Unix time of the newest iteration's end; 0: there is none."""
+    store: str = ""
+    """URI of the job's store."""
+
+    @property
+    def number(self) -> int:
+        """The newest iteration, from the beginning of the training as far as that is known."""
+        return self.earlier + self.iteration
 
     @property
     def awaits_others(self) -> bool:

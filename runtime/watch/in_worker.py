@@ -48,8 +48,8 @@ def make_board(environment: Mapping[str, str]) -> BoardWriter | None:
         rank, world_size, local_rank, round_ = (
             int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "EVERSTEP_ROUND")
         )
-        job = environment.get("EVERSTEP_JOB", "")
-        return BoardWriter(path, Board(os.getpid(), rank, world_size, local_rank, round_, job))
+        job, store = environment.get("EVERSTEP_JOB", ""), environment.get("EVERSTEP_STORE", "")
+        return BoardWriter(path, Board(os.getpid(), rank, world_size, local_rank, round_, job, store=store))
     return None
 
 
@@ -104,6 +104,12 @@ def note_staging(seconds: float) -> None:
         _watch.add_spent(staging_s=seconds)
 
 
+def note_tokens(count: float) -> None:
+    """All ranks together have trained on `count` more tokens."""
+    if _watch is not None:
+        _watch.add_tokens(count)
+
+
 def _forget() -> None:
     """A child of the script, such as a data loader's worker, does not write the worker's board."""
     global _watch
@@ -126,7 +132,7 @@ class _Watch:
         self._board = board
         self._optimizer: int | None = None
         self._ended_at = 0.0
-        self._phase = ""
+        self._phase, self._phase_began = "", 0.0
         self._counts = (0, 0)
         self._sampler: threading.Thread | None = None
         self.is_child = False
@@ -136,13 +142,21 @@ class _Watch:
         self._board, self._optimizer, self._ended_at, self._phase, self._counts = board, None, 0.0, "", (0, 0)
 
     def set_phase(self, name: str) -> None:
-        if not self.is_child and name != self._phase:
-            self._phase = name
-            self._board.set_phase(name, time.time())
+        if self.is_child or name == self._phase:
+            return
+        now = time.time()
+        if self._phase == EVALUATION:
+            self._board.add_spent(evaluation_s=now - self._phase_began)
+        self._phase, self._phase_began = name, now
+        self._board.set_phase(name, now)
 
     def add_spent(self, data_s: float = 0.0, staging_s: float = 0.0) -> None:
         if not self.is_child:
             self._board.add_spent(data_s, staging_s)
+
+    def add_tokens(self, count: float) -> None:
+        if not self.is_child:
+            self._board.add_tokens(count)
 
     def hook_optimizers(self, module: Any) -> None:
         module.register_optimizer_step_post_hook(self._after_step)
@@ -150,6 +164,7 @@ class _Watch:
     def _after_step(self, optimizer: Any, *_: object) -> None:
         if self._optimizer is None:
             self._optimizer = id(optimizer)
+            self._board.set_earlier(_earlier_steps(optimizer))
         if self.is_child or id(optimizer) != self._optimizer:
             return
         now = time.perf_counter()
@@ -247,6 +262,13 @@ class _Watch:
                 self._board.set_collectives(
                     entered_count, completed_count, open_collectives[1] if open_collectives else "", time.time()
                 )
+
+
+def _earlier_steps(optimizer: Any) -> int:
+    """Steps before its first one in this process: Adam and its kin count them in the state that a script restores."""
+    with suppress(*_UNREADABLE, AttributeError):
+        return max(int(next(iter(optimizer.state.values()), {}).get("step", 1)) - 1, 0)
+    return 0
 
 
 def pause_s(chance: random.Random) -> float:

@@ -2,7 +2,8 @@
 
 In data-parallel training all ranks take the same time per iteration: fast ones wait in collectives for the slow one.
 A rank's own time is what it does not spend there. What explains at least half of what a slow rank takes longer than the
-others is named: its node's memory, disk or CPU first, then data and saves, else its computation. If no rank's own time
+others is named: its node's memory, disk or CPU first, then data and saves, else its computation, or its device if the
+driver says that it is slowed down. If no rank's own time
 is long, but all wait, it is the network, where the kernel's figures of the connections show that.
 """
 
@@ -44,6 +45,7 @@ class SlowPart(StrEnum):
     CPU = "host: CPU"
     MEMORY = "host: memory"
     DISK = "host: disk"
+    GPU = "host: GPU"
     NETWORK = "communication"
 
 
@@ -86,6 +88,8 @@ class Pace(msgspec.Struct, frozen=True):
     faults_hz: float = 0.0
     resent_hz: float = 0.0
     rtt_s: float = 0.0
+    lowered: str = ""
+    """Why its device's clocks are lower than they should be."""
 
     @property
     def own_s(self) -> float:
@@ -195,6 +199,8 @@ def _explain(worst: Pace, others: Sequence[Pace]) -> tuple[SlowPart, str]:
         return SlowPart.DATA, f"it waits {data:.3g} s longer for its data loader"
     if staging >= enough:
         return SlowPart.STAGING, f"saves take {staging:.3g} s longer"
+    if worst.lowered and any(one.lowered != worst.lowered for one in others):
+        return SlowPart.GPU, f"its clocks are lowered: {worst.lowered}"
     return SlowPart.COMPUTE, "it waits for neither data, nor saves, nor its host's CPU or disk"
 
 

@@ -114,6 +114,30 @@ def test_an_exception_is_reported_with_its_traceback_from_the_script_on(
     run(story())
 
 
+def test_the_worker_that_broke_the_connections_is_reported_though_it_ends_after_a_sibling_that_lost_its_own(
+    job: Any, masters: Any, wait_for_end: Any
+) -> None:
+    script = """
+import os, time
+if os.environ["LOCAL_RANK"] == "1":
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242")
+other = f"/proc/{os.getppid()}/task/{os.getppid()}/children"
+while len(open(other).read().split()) > 1:
+    time.sleep(0.01)
+raise ValueError("the cause")
+"""
+
+    async def story() -> None:
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, script, slots="2"))
+            fault = await master.next(WorkerExit)
+            assert (fault.rank, fault.error.splitlines()[-1]) == (0, "ValueError: the cause")
+            await master.direct(Action.LEAVE)
+            await wait_for_end()
+
+    run(story())
+
+
 def test_an_error_file_is_preferred_to_the_last_words(job: Any, masters: Any, wait_for_end: Any) -> None:
     script = """
 import json, os

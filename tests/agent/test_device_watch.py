@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from everstep.runtime.agent import device_watch
-from everstep.runtime.agent.device_watch import watch_devices
+from everstep.runtime.agent.device_watch import DeviceWatch
 from tests.diagnosis.fake_nvml import Device, FakeNvml
 
 
@@ -21,7 +21,8 @@ def watch(names: tuple[str, ...], count: int = 1) -> tuple[list[dict[str, Any]],
             enough.set()
 
     async def run() -> None:
-        watching = asyncio.create_task(watch_devices(names, lambda line: note(added, line), lambda t: note(said, t)))
+        devices = DeviceWatch(names, lambda line: note(added, line), lambda text: note(said, text))
+        watching = asyncio.create_task(devices.run())
         try:
             async with asyncio.timeout(30 if count else 0.01):
                 await enough.wait()
@@ -58,3 +59,19 @@ def test_a_missing_package_is_said_and_a_node_without_devices_says_nothing(monke
     why = "telemetry has nothing of this node's devices: the package nvidia-ml-py is not installed"
     assert watch(("0",)) == ([], [why])
     assert watch((), count=0) == ([], [])
+
+
+def test_the_device_of_a_local_rank_says_why_it_is_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml(Device("GPU-a"), Device("GPU-b", reasons=0x8 | 0x40))
+    monkeypatch.setattr(device_watch, "open_nvml", lambda: nvml)
+    monkeypatch.setattr(device_watch, "EVERY_S", 0.0)
+
+    async def run() -> list[str]:
+        read = asyncio.Event()
+        devices = DeviceWatch(("0", "1"), lambda _: read.set(), lambda _: None)
+        watching = asyncio.create_task(devices.run())
+        await asyncio.wait_for(read.wait(), 30)
+        watching.cancel()
+        return [devices.lowered(local_rank) for local_rank in range(3)]
+
+    assert asyncio.run(run()) == ["", "the hardware slows it down, too hot (hardware)", ""]

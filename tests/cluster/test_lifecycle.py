@@ -6,7 +6,7 @@ from subprocess import run
 import psutil
 
 from tests.cluster import lifecycle, processes
-from tests.cluster.layout import HOME, NODES, PREFIX
+from tests.cluster.layout import HOME, NODES, PREFIX, host_name
 from tests.cluster.lifecycle import Cluster
 
 
@@ -15,7 +15,8 @@ def left_behind() -> list[str]:
     leftovers = [f"mount {line}" for line in Path("/proc/mounts").read_text().splitlines() if str(HOME) in line]
     leftovers += [f"namespace {path.name}" for path in Path("/run/netns").glob(f"{PREFIX}*")]
     leftovers += [f"link {path.name}" for path in Path("/sys/class/net").glob(f"{PREFIX}*")]
-    leftovers += [f"control group {path}" for path in Path("/sys/fs/cgroup").glob(f"*/{PREFIX}*")]
+    hosts = [host_name(host) for host in range(NODES + 1)]
+    leftovers += [f"control group {path}" for host in hosts for path in Path("/sys/fs/cgroup").glob(f"*/{host}")]
     lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
     leftovers += [f"process {line}" for line in lines if str(HOME) in line]
     routes = run(["ip", "route"], capture_output=True, text=True, check=True).stdout.splitlines()

@@ -4,7 +4,6 @@ import json
 import os
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from everstep.runtime.launch.local_state import LocalState
+from everstep.runtime.system.processes import kill_processes
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 180
@@ -108,7 +108,7 @@ class Launcher:
 
     def processes(self) -> list[tuple[int, str]]:
         """(pid, command line) of all that was started here and lives."""
-        mark, commands = f"TMPDIR={self.tmp}".encode(), []
+        mark, commands = self._mark(), []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with suppress(OSError):
@@ -118,6 +118,10 @@ class Launcher:
                         commands.append((int(entry.name), command))
         return commands
 
+    def _mark(self) -> bytes:
+        """The variable that all processes started here have."""
+        return f"TMPDIR={self.tmp}".encode()
+
     def leftovers(self) -> list[str]:
         """Files in the folder that launches share, without the secrets of ports."""
         files = (path for path in self.tmp.rglob("*") if path.is_file() and path.suffix != ".token")
@@ -125,9 +129,7 @@ class Launcher:
 
     def close(self) -> None:
         """End whatever is left."""
-        for pid, _ in self.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_processes({self._mark()}.issubset)
         for process in self.started:
             process.wait(DEADLINE_S)
         shared = self.tmp / f"everstep-{os.getuid()}"

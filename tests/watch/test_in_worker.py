@@ -35,6 +35,8 @@ model.eval()
 assert shown().phase == "evaluation"
 model.train()
 assert shown().phase == ""
+assert 0 < shown().evaluation_s < 60
+assert shown().earlier == 0, "SGD does not count its steps"
 class Watcher:
     def write(self, data):
         self.phase = shown().phase
@@ -64,6 +66,14 @@ now = shown()
 assert (now.rank, now.world_size, now.round, now.iteration) == (1, 2, 4, 0), now
 optimizer.step()
 assert shown().iteration == 1, "the process is watched in its next round, too"
+adam = torch.optim.AdamW(model.parameters())
+for _ in range(5):
+    model(torch.ones(2, 4)).sum().backward()
+    adam.step()
+os.environ.update(EVERSTEP_ROUND="5")
+in_worker.begin_round(os.environ)
+adam.step()
+assert (shown().iteration, shown().earlier, shown().number) == (1, 5, 6), "Adam's state counts its steps"
 """
 
 
@@ -76,25 +86,27 @@ def test_iterations_phases_and_collectives_are_seen_from_outside(forks: Forks, t
     assert code == 0, (tmp_path / "out").read_text()
     board = read_board(tmp_path / "board-0")
     assert board is not None
-    assert (board.rank, board.world_size, board.round, board.job) == (1, 2, 4, "demo")
+    assert (board.rank, board.world_size, board.round, board.job) == (1, 2, 5, "demo")
 
 
 def test_a_board_reads_back_what_was_written(tmp_path: Path) -> None:
-    writer = BoardWriter(str(tmp_path / "board-1"), Board(7, 5, 8, 1, 2, "a job"))
+    writer = BoardWriter(str(tmp_path / "board-1"), Board(7, 5, 8, 1, 2, "a job", store="s3://bucket/prefix"))
+    writer.set_earlier(40)
     writer.set_phase("evaluation", 10.0)
     writer.finish_iteration(0.5, 11.0)
     writer.finish_iteration(0.7, 12.0)
     writer.set_collectives(9, 8, "all_reduce [3]", 13.0)
     writer.add_spent(data_s=0.25)
-    writer.add_spent(data_s=0.25, staging_s=2.0)
+    writer.add_spent(data_s=0.25, staging_s=2.0, evaluation_s=3.0)
+    writer.add_tokens(512)
     assert read_board(tmp_path / "board-1") == Board(
         7, 5, 8, 1, 2, "a job", 2, 3, 12.0, "evaluation", 9, 8, 1, 1, 13.0, "all_reduce [3]",
         (0.0, 0.5, 0.7, *[0.0] * (RECENT - 3)),
-        0.5, 2.0,
+        0.5, 2.0, 3.0, 512.0, 40, 12.0, "s3://bucket/prefix",
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("content", [b"", b"EVSBRD01", bytes(576), b"EVSBRD99" + bytes(568)])
+@pytest.mark.parametrize("content", [b"", b"EVSBRD01", bytes(832), b"EVSBRD99" + bytes(824)])
 def test_what_is_no_board_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "board-0").write_bytes(content)
     assert read_board(tmp_path / "board-0") is None

@@ -31,6 +31,13 @@ def test_ranks_that_wait_alike_are_not_slow() -> None:
     assert sentence(paces(10, 15, 5, 12)) == ""
 
 
+def test_devices_that_are_all_slowed_down_alike_do_not_explain_one_rank() -> None:
+    hot = [msgspec.structs.replace(one, lowered="too hot (driver)") for one in [*ALIKE, SLOW]]
+    verdict = judge_paces(hot)
+    assert verdict is not None
+    assert verdict.part is SlowPart.COMPUTE
+
+
 def test_of_two_ranks_the_slow_one_is_named() -> None:
     assert [rank_pace.rank for rank_pace in slow_ranks(paces(60, 3))] == [1]
 
@@ -55,6 +62,8 @@ SLOW = Pace(3, 30, 50, 0.0, 3.0, 0.1, 0.1, 0.01, 0.01, 0.0, 0.0, 0.0001)
         ({"disk_wait_s": 2.0, "faults_hz": 900.0}, SlowPart.MEMORY, "host: memory: it reads 900 pages a second"),
         ({"disk_wait_s": 2.01, "data_s": 2.2}, SlowPart.DISK, "it waits 2 s longer for it while it loads data"),
         ({"cpu_wait_s": 0.4, "data_s": 0.4}, SlowPart.COMPUTE, "compute"),
+        ({"lowered": "too hot (driver)"}, SlowPart.GPU, "host: GPU: its clocks are lowered: too hot (driver)"),
+        ({"lowered": "too hot (driver)", "data_s": 2.0}, SlowPart.DATA, "data: it waits 1.9 s longer"),
     ],
 )
 def test_what_explains_half_of_the_time_that_it_takes_longer_is_named(
