@@ -36,6 +36,7 @@ PROVEN = {
     "a collective, torch's store and a group that is being made are left at once": (
         f"{TRAINING}test_group_sockets.py",
     ),
+    "a send or a receive that gloo has forgotten is left, too": (f"{TRAINING}test_gloo_waits.py",),
     "what is kept, and when it is built anew": (f"{TRAINING}test_kept_values.py",),
     "FSDP2 and a Hugging Face Trainer survive, with equal weights": (f"{SURVIVAL}test_survivors.py::other_frameworks",),
     "a killed worker is followed by a warm spare; equal weights": (f"{SURVIVAL}test_survivors.py::worker_is_followed",),

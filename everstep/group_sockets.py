@@ -1,7 +1,8 @@
 """The TCP sockets that torch opened for the process groups of this round. Cutting them ends every wait for a peer.
 
 gloo's own `abort` leaves a collective waiting for a peer that is alive but does not come (torch 2.15), and torch's
-store has no abort at all. When their sockets are shut down, what waits at them raises within a millisecond.
+store has no abort at all. When their sockets are shut down, what waits at them raises within a millisecond, but for
+the waits that gloo forgets (`gloo_waits`).
 """
 
 import os

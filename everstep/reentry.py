@@ -4,8 +4,8 @@
     def main(job):
         model = job.keep(build_model)
 
-When a round ends, a thread hears it from the agent, cuts the process groups' sockets, and interrupts the main thread,
-which leaves `main` by an exception. Without an agent `main` is entered once.
+When a round ends, a thread hears it from the agent, cuts the process groups' sockets, ends the waits that gloo forgets,
+and interrupts the main thread, which leaves `main` by an exception. Without an agent `main` is entered once.
 
 Invariant: the worker says Left when no code of the round can write a slot or a kept tensor any more. So the main thread
 is not interrupted while it copies states (`checkpoint/shard`), whose threads it must wait for, nor within an import,
@@ -28,6 +28,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from everstep.gloo_waits import GlooWaits
 from everstep.group_sockets import GroupSockets
 from everstep.kept_values import KeptValues
 from everstep.process_group import leave
@@ -100,6 +101,7 @@ class _Rounds:
         self._over, self._cut, self._left = threading.Event(), threading.Event(), threading.Event()
         """Of the present round: the agent has said that it is over; its sockets are cut; the main thread has left."""
         self._seats: queue.SimpleQueue[tuple[NextRound, list[int]] | None] = queue.SimpleQueue()
+        self._excepthook = sys.excepthook
         self.sockets.watch_new_groups()
         gc.freeze()  # Collections between two rounds then visit only what the rounds have made.
         self._is_warm = False
@@ -145,6 +147,7 @@ class _Rounds:
         _reset_accelerate()
         gc.collect()
         leave()
+        sys.excepthook = self._excepthook  # torch puts its own around it whenever it joins a group, to name the rank.
         if not self._is_warm:
             self._is_warm = True
             gc.freeze()  # What is compiled and kept by now is visited no more: it may be a million objects.
@@ -177,8 +180,11 @@ class _Rounds:
                     self._over.set()
                     self.sockets.cut()
                     self._cut.set()
+                    waits = GlooWaits()
                     while not self._left.is_set():
+                        # First: a main thread that is called back then raises before it uses an unfinished result.
                         signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+                        waits.end_forgotten()
                         self._left.wait(_KNOCK_EVERY_S)
                 case NextRound(round_):
                     for event in (self._over, self._cut, self._left):

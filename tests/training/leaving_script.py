@@ -1,10 +1,16 @@
-"""A survivor whose agent answers `Left` with the next round before the worker has gone on: it must take the seat."""
+"""A survivor whose agent answers `Left` with the next round before the worker has gone on: it must take the seat.
+
+It says how its uncaught errors would be reported in the next round.
+"""
 
 import os
 import queue
 import sys
 import threading
 from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from everstep.reentry import _Rounds
 from everstep.runtime.protocol.survivor_link import Left, NextRound, RoundEnded, Seated
@@ -43,8 +49,11 @@ def main() -> None:
     threading.Timer(TIMEOUT_S, lambda: os._exit(9)).start()
     link = Link()
     rounds = _Rounds(link)  # type: ignore[arg-type]
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    assert sys.excepthook is not sys.__excepthook__
     rounds.leave()
     rounds.take_seat()
+    assert sys.excepthook is sys.__excepthook__, "torch's hook of the last round stays"
     sys.stdout.write(f"seated in round {link.seated}\n")
     sys.stdout.flush()
     os._exit(0 if link.seated == 2 else 1)
