@@ -62,6 +62,11 @@ def run(flags: Chaos) -> int:
 
     if flags.kind not in tuple(Kind):
         raise BadInput(f"--kind {flags.kind}: not known; use {', '.join(Kind)}")
+    if flags.kind == Kind.FAULTY:
+        raise BadInput(
+            "--kind faulty: nodes are checked before they train, and this training is under way; "
+            "`python pipelines/chaos_drill.py --only faulty-at-start` does it in time"
+        )
     if not 0 < flags.share <= 1 or not flags.seconds > 0:
         raise BadInput("--share must be above 0 and at most 1, --seconds above 0")
     if flags.chaosblade and not flags.namespace:

@@ -271,6 +271,11 @@ def test_the_command_names_an_unknown_kind(capsys: pytest.CaptureFixture[str]) -
     assert "--kind flood: not known; use crash" in capsys.readouterr().err
 
 
+def test_a_check_before_the_training_cannot_fail_while_it_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "r", "--kind", "faulty"]) == 2
+    assert "chaos_drill.py --only faulty-at-start" in capsys.readouterr().err
+
+
 def test_a_run_on_a_cluster_is_not_harmed_without_yes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chaos", "r", "-n", "ml", "--kind", "node"]) == 2
     assert "r is on a cluster: give --yes to harm it" in capsys.readouterr().err
