@@ -138,11 +138,12 @@ class FsdpShardCheckpointer(FlashCheckpoints):
         super().save_checkpoint(step, state_dict, path, storage_type)
         if not _is_for_files(path, storage_type):
             return
-        import torch.distributed.checkpoint as dist_cp
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
 
         place = Path(path).absolute()
         fresh = place.with_name(f".{place.name}.{step}")
-        dist_cp.save(state_dict, storage_writer=dist_cp.FileSystemWriter(fresh))
+        save(state_dict, storage_writer=FileSystemWriter(fresh))
         if self._checkpoints.session.context.rank == 0:  # The others have written, too: the save is collective.
             shutil.rmtree(place, ignore_errors=True)
             fresh.rename(place)
