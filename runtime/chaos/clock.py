@@ -7,6 +7,7 @@ new ones ask the kernel and add some seconds. Its children inherit them; a progr
 """
 
 import ctypes
+import os
 import platform
 import struct
 import time
@@ -125,7 +126,7 @@ def _replace(process: psutil.Process, functions: Mapping[str, bytes]) -> bool:
             process.suspend()
             if _stands_outside(process.pid, vdso):
                 _write(process.pid, functions)
-                return True
+                return _read(process.pid) == functions
         except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
             return False
         finally:
@@ -149,10 +150,18 @@ def _stands_outside(pid: int, vdso: range) -> bool:
     return True
 
 
+def _read(pid: int) -> Mapping[str, bytes]:
+    """What stands there now. Raises OSError."""
+    base = _mapped(pid).start
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        return {
+            name: os.pread(memory.fileno(), len(code), base + _places()[name]) for name, code in _functions(0).items()
+        }
+
+
 def _write(pid: int | str, functions: Mapping[str, bytes]) -> None:
     """Raises OSError."""
     base = _mapped(pid).start
     with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
         for name, code in functions.items():
-            memory.seek(base + _places()[name])
-            memory.write(code)
+            os.pwrite(memory.fileno(), code, base + _places()[name])

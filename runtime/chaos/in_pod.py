@@ -13,10 +13,10 @@ from contextlib import suppress
 
 import psutil
 
-from everstep.runtime.chaos import victims
+from everstep.runtime.chaos import clock, victims
 from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError
 
-KINDS = (Kind.CRASH, Kind.FORK_SERVER, Kind.SLOW, Kind.CPU)
+KINDS = (Kind.CRASH, Kind.FORK_SERVER, Kind.SLOW, Kind.CPU, Kind.CLOCK)
 _AGENT = "everstep.runtime.agent"
 
 
@@ -34,6 +34,10 @@ async def inject(fault: Fault, agent: int) -> FiredFault:
     moment = time.time()
     if fault.kind is Kind.CPU:
         return FiredFault(fault.kind, "", moment, await victims.load_cores(fault))
+    if fault.kind is Kind.CLOCK:
+        if why := clock.refusal():
+            raise NotFiredError(why)
+        return FiredFault(fault.kind, "", moment, await victims.set_clock(agent, fault))
     if fault.kind is Kind.FORK_SERVER:
         processes = victims.children_running(agent, victims.AGENT_SERVER)
     else:

@@ -105,6 +105,8 @@ class MachineInjector:
             return await faults[fault.kind](fault)
         except psutil.NoSuchProcess as error:
             raise NotFiredError(f"process {error.pid} ended before the fault could reach it") from None
+        except PermissionError as error:
+            raise NotPossibleError(f"this user may not do it: {error}") from None
         finally:
             for group in self._groups.values():
                 groups.remove(group)
@@ -192,7 +194,7 @@ class MachineInjector:
 
     async def _freeze(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
-        processes, moment = _agent_and_below(entry)(), time.time()
+        processes, moment = victims.agent_and_below(entry.pid), time.time()
         try:
             for process in processes:
                 process.suspend()
@@ -216,24 +218,15 @@ class MachineInjector:
         return FiredFault(fault.kind, entry.name, moment, await victims.slow_down(workers, fault))
 
     async def _set_clock(self, fault: Fault) -> FiredFault:
-        """Until the node's telemetry has the other time, and for as long as it is to last."""
         entry = await self._victim(fault)
-        moment, processes = time.time(), _agent_and_below(entry)
-        with clock.ahead(processes) as count:
-            await self._progress.wait(
-                lambda: self._progress.newest_time(entry.name) > moment + clock.AHEAD_S,
-                f"{entry.name} reported an iteration by a clock that is ahead",
-                SEEN_S,
-            )
-            await asyncio.sleep(moment + fault.seconds - time.time())
-        ahead = f"the clock of {count} processes was {clock.AHEAD_S} s ahead, and so was their telemetry"
-        return FiredFault(fault.kind, entry.name, moment, f"{ahead}; for {time.time() - moment:.0f} s")
+        moment = time.time()
+        return FiredFault(fault.kind, entry.name, moment, await victims.set_clock(entry.pid, fault))
 
     async def _slow_disk(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
         folder, usual = Path(self._progress.store.uri), PROBE_BYTES / slow_disk.BYTES_PER_S
         without = await victims.seconds_to_write(folder, PROBE_BYTES)
-        with slow_disk.slow(folder, entry.uid, _agent_and_below(entry)) as group:
+        with slow_disk.slow(folder, entry.uid, lambda: victims.agent_and_below(entry.pid)) as group:
             moment = time.time()
             seconds = await victims.seconds_to_write(folder, PROBE_BYTES, group)
             if seconds < usual / 2:
@@ -394,9 +387,3 @@ class MachineInjector:
             moment,
             f"{filler.bytes_taken >> 20} MiB taken: {folder} had no room for {fault.seconds:g} s",
         )
-
-
-def _agent_and_below(entry: Registration) -> Callable[[], list[psutil.Process]]:
-    """Finds the node's processes; none if it has ended."""
-    agent = psutil.Process(entry.pid)
-    return lambda: [agent, *agent.children(recursive=True)] if agent.is_running() else []

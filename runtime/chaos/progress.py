@@ -25,7 +25,6 @@ class Progress:
     job: str
     _sizes: dict[str, int] = field(default_factory=dict)
     _newest: int = 0
-    _times: dict[str, float] = field(default_factory=dict)
 
     def state(self) -> State:
         """The job's state."""
@@ -52,21 +51,11 @@ class Progress:
 
     def iteration(self) -> int:
         """The newest iteration that the workers reported; the store has it 1 s later, later on up to five."""
-        self._read()
-        return self._newest
-
-    def newest_time(self, node: str) -> float:
-        """Unix time of the node's newest telemetry, by its own clock; 0: it has sent none."""
-        self._read()
-        return self._times.get(node, 0.0)
-
-    def _read(self) -> None:
         for line in self._fresh_lines():
-            value, node, moment = line.get("iteration"), line.get("node"), line.get("time")
+            value = line.get("iteration")
             if "seconds" in line and isinstance(value, int):
                 self._newest = max(self._newest, value)
-            if isinstance(node, str) and isinstance(moment, int | float):
-                self._times[node] = max(self._times.get(node, 0.0), moment)
+        return self._newest
 
     def _fresh_lines(self) -> Iterator[dict[str, Any]]:
         """Telemetry of files that have grown since."""

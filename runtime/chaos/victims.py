@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from everstep.runtime.chaos import load
+from everstep.runtime.chaos import clock, load
 from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError
 
 AGENT_SERVER = "everstep.runtime.agent.forkserver"
@@ -40,6 +40,14 @@ def children_running(pid: int, module: str) -> list[psutil.Process]:
 def workers_of(pid: int) -> list[psutil.Process]:
     """The training processes of a node's agent: its fork server's children."""
     return [worker for server in children_running(pid, AGENT_SERVER) for worker in children_of(server)]
+
+
+def agent_and_below(pid: int) -> list[psutil.Process]:
+    """A node's agent and its processes; none if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        agent = psutil.Process(pid)
+        return [agent, *agent.children(recursive=True)]
+    return []
 
 
 def stands_still(process: psutil.Process) -> bool:
@@ -97,6 +105,15 @@ async def slow_down(workers: list[psutil.Process], fault: Fault) -> str:
     finally:
         resume(workers)
     return f"stopped {times} times, {fault.share:.0%} of {fault.seconds:g} s"
+
+
+async def set_clock(pid: int, fault: Fault) -> str:
+    """Let the clock of a node's processes be ahead; what was seen of it. Raises NotFiredError, OSError."""
+    with clock.ahead(lambda: agent_and_below(pid)) as count:
+        if not count:
+            raise NotFiredError("the node has ended")
+        await asyncio.sleep(fault.seconds)
+    return f"{count} processes read a clock that was {clock.AHEAD_S} s ahead for {fault.seconds:g} s"
 
 
 async def load_cores(fault: Fault) -> str:

@@ -261,6 +261,13 @@ def test_a_program_in_the_pod_slows_the_training_down(agent: subprocess.Popen[by
     assert fired.evidence.startswith("stopped 1 times")
 
 
+def test_a_program_in_the_pod_sets_the_clock_of_all_processes(agent: subprocess.Popen[bytes]) -> None:
+    if why := clock.refusal():
+        pytest.skip(why)
+    fired = asyncio.run(in_pod.inject(Fault(Kind.CLOCK, seconds=0.1), agent.pid))
+    assert fired.evidence == "3 processes read a clock that was 3600 s ahead for 0.1 s"
+
+
 def test_a_program_in_a_pod_without_a_training_has_not_fired(node: subprocess.Popen[bytes]) -> None:
     with pytest.raises(NotFiredError, match="the node has no such process"):
         asyncio.run(in_pod.inject(Fault(Kind.CRASH), node.pid))

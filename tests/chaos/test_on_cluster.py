@@ -79,7 +79,7 @@ def test_what_no_program_in_a_pod_can_do_is_refused(tmp_path: Path) -> None:
         inject(tmp_path, Fault(Kind.NETWORK), PodApi())
 
 
-@pytest.mark.parametrize("kind", [Kind.CRASH, Kind.FORK_SERVER, Kind.SLOW, Kind.CPU])
+@pytest.mark.parametrize("kind", [Kind.CRASH, Kind.FORK_SERVER, Kind.SLOW, Kind.CPU, Kind.CLOCK])
 def test_processes_in_a_pod_are_hit_by_a_program_that_is_executed_there(tmp_path: Path, kind: Kind) -> None:
     server = PodApi()
     server.execute = lambda _: (json.dumps({"time": 7.5, "evidence": "it was seen"}).encode(), "")
