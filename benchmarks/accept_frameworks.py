@@ -59,6 +59,7 @@ FORMATS = {
     "DISK leaves the file at `path` for torch.load(weights_only=True)": (
         f"{FRAMEWORKS}::disk_save", f"{FRAMEWORKS}::cannot_be_written",
     ),
+    "DISK leaves a directory at `path` for torch.distributed.checkpoint, with FSDP1": (f"{FRAMEWORKS}::fsdp1",),
     "frameworks: a loop of Accelerate, killed once, the same weights and loss": (
         "tests/survival/test_own_scripts.py::a_framework_goes_on::accelerate",
     ),
@@ -135,7 +136,6 @@ PROVEN = {**DATA, **FORMATS, **TRAINERS, **STEPS, **OTHERS}
 NOT_BUILT = (
     "TorchTune's recipes as they stand: not tried, as they begin from files of weights; their parts are above",
     "verl's trainers as they stand: not tried, as Ray starts their processes; their parts are above",
-    "DISK for FsdpShardCheckpointer: a directory that torch reads",
     "convert: each seed's job on the two-node cluster",
 )
 MANY = 10**6

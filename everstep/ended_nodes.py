@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from everstep.runtime.chaos.packet_loss import remove_abandoned
+from everstep.runtime.chaos.groups import remove_abandoned
 from everstep.runtime.platform.debris import SHARED_MEMORY, memory_prefix
 from everstep.runtime.platform.process import end_nodes
 from everstep.runtime.platform.registry import Registry

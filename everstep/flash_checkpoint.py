@@ -8,11 +8,13 @@ MEMORY stages the state in the node's shared memory; when training processes die
 DISK also copies the state to the store in the background, whatever is saved meanwhile. The store is the job's (under
 `everstep launch`), else the directory `checkpoint_dir`. `path` names the checkpoint there: `load_checkpoint(path)`
 reads it as long as it is kept. The newest 3 are (`--keep-last`, EVERSTEP_KEEP_LAST; 0: all). DdpCheckpointer also
-writes a file at `path`, for `torch.load(path, weights_only=True)`; you remove these files yourself.
+writes a file at `path`, for `torch.load(path, weights_only=True)`, FsdpShardCheckpointer a directory there, for
+torch.distributed.checkpoint; you remove these yourself.
 
 Source: DLRover, "Flash Checkpoint to Save and Load Training State of Large Models in Seconds", API reference.
 """
 
+import shutil
 import sys
 from collections.abc import Iterator
 from enum import Enum
@@ -109,8 +111,7 @@ class DdpCheckpointer(FlashCheckpoints):
         writes the file at `path` in the background. Raises StateError, LinkError, and OSError if the previous file
         could not be written."""
         super().save_checkpoint(step, state_dict, path, storage_type)
-        is_file = bool(path) and "://" not in str(path)
-        if StorageType(storage_type) is StorageType.DISK and is_file and self._checkpoints.session.context.rank == 0:
+        if _is_for_files(path, storage_type) and self._checkpoints.session.context.rank == 0:
             self._file.write(Path(path), state_dict)
 
     def load_checkpoint(self, resuming_path: str = "") -> dict[str, Any]:
@@ -126,6 +127,27 @@ class DdpCheckpointer(FlashCheckpoints):
 class FsdpShardCheckpointer(FlashCheckpoints):
     """Checkpoints of FSDP's SHARDED_STATE_DICT; with FSDP1, torch.distributed.checkpoint reads the state."""
 
+    def save_checkpoint(
+        self, step: int, state_dict: dict[str, Any], path: str = "", storage_type: StorageType = StorageType.DISK
+    ) -> None:
+        """Save `state_dict` as of `step`. Training waits for one copy in memory; with DISK and a `path` that all nodes
+        share, until the directory there is written. Call it on every rank.
+
+        Raises StateError, LinkError; OSError and torch's CheckpointException if the directory cannot be written.
+        """
+        super().save_checkpoint(step, state_dict, path, storage_type)
+        if not _is_for_files(path, storage_type):
+            return
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        place = Path(path).absolute()
+        fresh = place.with_name(f".{place.name}.{step}")
+        save(state_dict, storage_writer=FileSystemWriter(fresh))
+        if self._checkpoints.session.context.rank == 0:  # The others have written, too: the save is collective.
+            shutil.rmtree(place, ignore_errors=True)
+            fresh.rename(place)
+
     def get_storage_reader(self, resuming_path: str = "") -> "DcpReader | None":
         """For `dist_cp.load_state_dict` and `load_sharded_optimizer_state_dict`; None if there is no checkpoint.
 
@@ -135,3 +157,8 @@ class FsdpShardCheckpointer(FlashCheckpoints):
 
         shards = self._shards(resuming_path)
         return DcpReader(shards, "saved") if shards else None
+
+
+def _is_for_files(path: str, storage_type: StorageType) -> bool:
+    """Is something to be written at `path`, too?"""
+    return StorageType(storage_type) is StorageType.DISK and bool(path) and "://" not in str(path)

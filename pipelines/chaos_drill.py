@@ -33,6 +33,8 @@ class Config:
     """Samples per iteration over all nodes, however many there are."""
     node_memory: str = "2Gi"
     """Memory of a node in the experiments that fill it."""
+    chaosblade: bool = False
+    """On a cluster with ChaosBlade's operator: it injects the faults that it can."""
     seed: int = 0
     """Decides which node a fault happens to, and when."""
 
@@ -59,6 +61,7 @@ def build(config: Config) -> Workflow:
             iterations=config.iterations,
             node_memory=config.node_memory,
             seed=config.seed,
+            chaosblade=config.chaosblade,
             dataset=tokens.uri,
             model=start.uri,
             script=everstep.parameter("script"),

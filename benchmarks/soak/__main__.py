@@ -41,7 +41,7 @@ MARGIN = 100
 LOOK_S, SAMPLE_S = 0.1, 5.0
 TRIES, AGAIN_S = 5, 1.0
 """A fault whose victim was gone already is tried with another one, so many seconds later."""
-LASTING = (Kind.FREEZE, Kind.SLOW, Kind.CPU, Kind.MEMORY, Kind.STORE)
+LASTING = (Kind.FREEZE, Kind.SLOW, Kind.CPU, Kind.MEMORY, Kind.STORE, Kind.SLOW_DISK)
 
 
 @dataclass

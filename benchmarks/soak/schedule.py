@@ -26,6 +26,7 @@ KINDS = (
     Kind.MEMORY,
     Kind.OOM,
     Kind.STORE,
+    Kind.SLOW_DISK,
     Kind.RESIZE,
     Kind.EVERYTHING,
 )
@@ -35,7 +36,9 @@ LEFT_OUT = {
     Kind.FAULTY: "a check before the training: the drill has it",
     Kind.NETWORK: "a node is given up after its silence, which takes longer than the limit here: the drill has it",
     Kind.DISK: "only a store on a file system of its own has it",
+    Kind.CLOCK: "recoveries are measured by the times that nodes report",
     Kind.EVICT: "only pods have it",
+    Kind.CONTAINER: "only pods have it",
     Kind.CORDON: "only machines of a cluster have it",
     Kind.TAINT: "only machines of a cluster have it",
 }

@@ -31,8 +31,9 @@ class Chaos:
     job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)]
     """A run, and its train step if it has several."""
     kind: str = "crash"
-    """What happens: crash, fork-server, node, preempt, freeze, slow, oom, memory, cpu, resize, master, store, disk
-    or everything; on a cluster: node, preempt, evict, resize, master, everything, cordon or taint."""
+    """What happens: crash, fork-server, node, preempt, freeze, slow, oom, memory, cpu, clock, slow-disk, resize,
+    master, store, disk or everything; on a cluster: crash, fork-server, node, preempt, evict, container, slow, cpu,
+    clock, resize, master, everything, cordon, taint; with --chaosblade: preempt, fork-server, cpu, memory, network."""
     node: str = ""
     """The node that it hits; empty: a random one of those that train."""
     seconds: float = 10.0
@@ -41,6 +42,8 @@ class Chaos:
     """Share of the CPU, of the memory limit, or of the time that a slow node stands still."""
     namespace: Annotated[str, Flag("-n")] = ""
     """Namespace of the run, if it is on a cluster (kube context)."""
+    chaosblade: bool = False
+    """Let ChaosBlade's operator do it, on a cluster where it is installed."""
     yes: bool = False
     """Required on a cluster: confirms that this run may be harmed."""
     runs: Path = Path("runs")
@@ -59,8 +62,15 @@ def run(flags: Chaos) -> int:
 
     if flags.kind not in tuple(Kind):
         raise BadInput(f"--kind {flags.kind}: not known; use {', '.join(Kind)}")
+    if flags.kind == Kind.FAULTY:
+        raise BadInput(
+            "--kind faulty: nodes are checked before they train, and this training is under way; "
+            "`python pipelines/chaos_drill.py --only faulty-at-start` does it in time"
+        )
     if not 0 < flags.share <= 1 or not flags.seconds > 0:
         raise BadInput("--share must be above 0 and at most 1, --seconds above 0")
+    if flags.chaosblade and not flags.namespace:
+        raise BadInput("--chaosblade: its operator injects faults into pods: give --namespace, too")
     if flags.namespace and not flags.yes:
         raise BadInput(f"{flags.job} is on a cluster: give --yes to harm it")
     try:
@@ -89,6 +99,7 @@ async def _on_machine(flags: Chaos) -> "FiredFault":
 
 
 async def _on_cluster(flags: Chaos) -> "FiredFault":
+    from everstep.runtime.chaos.chaosblade import ChaosBladeInjector
     from everstep.runtime.chaos.on_cluster import ClusterInjector
     from everstep.runtime.chaos.progress import Progress
     from everstep.runtime.platform.kubernetes import KubeApi
@@ -104,7 +115,12 @@ async def _on_cluster(flags: Chaos) -> "FiredFault":
     _check(flags, state)
     step = cluster_run.job.removeprefix(f"{cluster_run.workflow['metadata']['uid']}-")
     async with KubeApi(access) as api:
-        injector = ClusterInjector(api, step, Progress(store, cluster_run.job), random.Random())
+        progress, chance = Progress(store, cluster_run.job), random.Random()
+        injector = (
+            ChaosBladeInjector(api, progress, chance)
+            if flags.chaosblade
+            else ClusterInjector(api, step, progress, chance)
+        )
         return await injector.inject(_fault(flags))
 
 

@@ -42,10 +42,20 @@ class Kind(StrEnum):
     """The file system of the job's store has no room left, for `seconds`."""
     EVERYTHING = "everything"
     """The train step and all nodes are killed at once."""
+    CLOCK = "clock"
+    """The wall clock of a node's processes is an hour ahead, for `seconds`."""
+    SLOW_DISK = "slow-disk"
+    """A node's processes read and write 1 MiB a second on the disk of the job's store, for `seconds`."""
+    CONTAINER = "container"
+    """The first process of a pod's container is told to end, from inside; the pod stays."""
     CORDON = "cordon"
     """A node's machine takes no new pods, and its pod is deleted; uncordoned after `seconds`."""
     TAINT = "taint"
     """A node's machine gets a NoExecute taint that evicts its pod, removed after `seconds`."""
+
+
+BY_CHAOSBLADE = (Kind.PREEMPT, Kind.FORK_SERVER, Kind.CPU, Kind.MEMORY, Kind.NETWORK)
+"""What ChaosBlade's operator can do."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Programs that use up a machine: `python -m everstep.runtime.chaos.load cpu SHARE SECONDS`, or `memory`, or `connect`.
+"""Programs that use up a machine, or try it: `python -m everstep.runtime.chaos.load cpu SHARE SECONDS`, and so on.
 
 They import only the standard library, and end with whoever started them. The first line of their output says that they
 work.
@@ -7,6 +7,7 @@ work.
     memory SHARE SECONDS GROUP    fill the control group to that share of its limit and hold it; SHARE above 1: until
                                   the kernel kills somebody, 60 seconds at the most
     connect HOST PORT             exit code 0 if a connection is accepted within 2 seconds
+    write FOLDER BYTES            print how many seconds it takes to write that much there, down to the disk
 """
 
 import mmap
@@ -81,6 +82,18 @@ def connect(host: str, port: int) -> None:
     socket.create_connection((host, port), timeout=2).close()
 
 
+def write(folder: Path, size: int) -> float:
+    """Seconds. The file has no name and is gone at the end. Raises OSError."""
+    descriptor = os.open(folder, os.O_TMPFILE | os.O_RDWR)
+    try:
+        began = time.monotonic()
+        os.pwrite(descriptor, os.urandom(size), 0)
+        os.fsync(descriptor)
+        return time.monotonic() - began
+    finally:
+        os.close(descriptor)
+
+
 def main(words: list[str]) -> int:
     """Run the named program."""
     match words:
@@ -94,6 +107,8 @@ def main(words: list[str]) -> int:
                 connect(host, int(port))
             except OSError:
                 return 1
+        case ["write", folder, size]:
+            print(f"{write(Path(folder), int(size)):.3f}", flush=True)
         case _:
             print(__doc__, file=sys.stderr)
             return 2

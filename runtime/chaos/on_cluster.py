@@ -1,26 +1,26 @@
 """Faults of nodes that are pods, through the API of the cluster. The story begins in `ClusterInjector.inject`."""
 
 import asyncio
+import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Any
 
+from everstep.runtime.chaos import in_pod
 from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
+from everstep.runtime.chaos.job_pods import SEEN_S, JobPods, Pod
 from everstep.runtime.chaos.progress import Progress
 from everstep.runtime.job.records import RoundFormed
 from everstep.runtime.platform.kubernetes import KubeApi, KubeError
-from everstep.runtime.platform.kubernetes.pods import GRACE_S, NODE, object_name, selector
+from everstep.runtime.platform.kubernetes.pods import AGENT_CONTAINER, GRACE_S, object_name
 from everstep.runtime.platform.kubernetes.sizes import KEY, format_sizes, parse_sizes
 
-SEEN_S = 180.0
-"""A fault may take this long to show."""
 TAINT = {"key": "everstep/chaos", "value": "drill", "effect": "NoExecute"}
 ARGO_NODE = "workflows.argoproj.io/node-name"
 """Argo's annotation of a step's pod: WORKFLOW.TASK(TRY)."""
 STEPS = "everstep/step=train"
-Pod = Mapping[str, Any]
+END_FIRST_PROCESS = ("python", "-c", "import os, signal; os.kill(1, signal.SIGTERM)")
 
 
 class ClusterInjector:
@@ -31,7 +31,7 @@ class ClusterInjector:
         self._api = api
         self._step = step
         self._progress = progress
-        self._chance = chance
+        self._pods = JobPods(api, progress, chance)
         self._faults: Mapping[Kind, Callable[[Fault], Awaitable[FiredFault]]] = {
             Kind.NODE: self._delete_node,
             Kind.PREEMPT: self._delete_node,
@@ -41,12 +41,14 @@ class ClusterInjector:
             Kind.RESIZE: self._resize,
             Kind.CORDON: self._mark_machine,
             Kind.TAINT: self._mark_machine,
+            Kind.CONTAINER: self._end_container,
+            **dict.fromkeys(in_pod.KINDS, self._execute),
         }
 
     def refusal(self, kind: Kind) -> str:
         if kind in self._faults:
             return ""
-        return f"on a cluster it needs a process beside the node's; these need none: {', '.join(self._faults)}"
+        return f"not on a cluster without ChaosBlade; these are possible: {', '.join(self._faults)}"
 
     async def prepare(self, kind: Kind) -> None:
         """Nothing."""
@@ -61,56 +63,26 @@ class ClusterInjector:
                 raise NotPossibleError(str(error)) from None
             raise NotFiredError(str(error)) from None
 
-    async def _pods(self) -> dict[str, Pod]:
-        """The job's pods by node."""
-        pods, _ = await self._api.list("pods", selector(self._progress.job))
-        return {pod["metadata"]["labels"][NODE]: pod for pod in pods}
-
-    async def _victim(self, fault: Fault) -> tuple[str, Pod]:
-        """(node, its pod): the named one, or one that trains. Raises NotFiredError."""
-        pods = await self._pods()
-        names = [fault.node] if fault.node else self._progress.training_nodes()
-        candidates = sorted(name for name in names if name in pods)
-        if not candidates:
-            raise NotFiredError(f"{fault.node or 'no node that trains'} has no pod")
-        name = self._chance.choice(candidates)
-        return name, pods[name]
-
     async def _delete(self, pods: list[Pod], grace_s: int) -> float:
         """Delete them; returns when, once the API shows none of them as before. Raises NotFiredError."""
         moment = time.time()
         for pod in pods:
             await self._api.delete("pods", pod["metadata"]["name"], pod["metadata"]["uid"], grace_s)
         for pod in pods:
-            await self._wait_until_going(pod)
+            await self._pods.wait_until_going(pod)
         return moment
 
-    async def _wait_until_going(self, pod: Pod) -> None:
-        """Until that very pod is gone or is told to go. Raises NotFiredError."""
-        name, uid, deadline = pod["metadata"]["name"], pod["metadata"]["uid"], time.time() + SEEN_S
-        while time.time() < deadline:
-            try:
-                now = (await self._api.get("pods", name))["metadata"]
-            except KubeError as error:
-                if error.status == HTTPStatus.NOT_FOUND:
-                    return
-                raise
-            if now["uid"] != uid or now.get("deletionTimestamp"):
-                return
-            await asyncio.sleep(0.5)
-        raise NotFiredError(f"{name} is still there")
-
     async def _delete_node(self, fault: Fault) -> FiredFault:
-        name, pod = await self._victim(fault)
+        name, pod = await self._pods.victim(fault)
         grace = GRACE_S if fault.kind is Kind.PREEMPT else 0
         moment = await self._delete([pod], grace)
         return FiredFault(fault.kind, name, moment, f"pod {pod['metadata']['name']} deleted with {grace} s of grace")
 
     async def _evict(self, fault: Fault) -> FiredFault:
-        name, pod = await self._victim(fault)
+        name, pod = await self._pods.victim(fault)
         moment = time.time()
         await self._api.evict(pod["metadata"]["name"])
-        await self._wait_until_going(pod)
+        await self._pods.wait_until_going(pod)
         return FiredFault(fault.kind, name, moment, f"pod {pod['metadata']['name']} evicted")
 
     async def _step_pods(self) -> list[Pod]:
@@ -130,7 +102,7 @@ class ClusterInjector:
         return FiredFault(fault.kind, "", await self._delete(pods, 0), f"pod {pods[0]['metadata']['name']} deleted")
 
     async def _delete_everything(self, fault: Fault) -> FiredFault:
-        pods = [*await self._step_pods(), *(await self._pods()).values()]
+        pods = [*await self._step_pods(), *(await self._pods.by_node()).values()]
         return FiredFault(fault.kind, "", await self._delete(pods, 0), f"{len(pods)} pods deleted")
 
     async def _resize(self, fault: Fault) -> FiredFault:
@@ -153,7 +125,7 @@ class ClusterInjector:
 
     async def _mark_machine(self, fault: Fault) -> FiredFault:
         """The machine takes no new pods; a taint evicts those that are there, otherwise the pod is deleted."""
-        name, pod = await self._victim(fault)
+        name, pod = await self._pods.victim(fault)
         machine = pod["spec"]["nodeName"]
         before = (await self._api.get("nodes", machine)).get("spec") or {}
         taints = before.get("taints") or []
@@ -166,9 +138,30 @@ class ClusterInjector:
             if cordon:
                 await self._delete([pod], GRACE_S)
             else:
-                await self._wait_until_going(pod)
+                await self._pods.wait_until_going(pod)
             await asyncio.sleep(fault.seconds)
         finally:
             back = {"unschedulable": before.get("unschedulable")} if cordon else {"taints": taints}
             await self._api.retry(lambda: self._api.patch("nodes", machine, {"spec": back}))
         return FiredFault(fault.kind, name, moment, f"machine {machine} for {fault.seconds:g} s; its pod had to go")
+
+    async def _execute(self, fault: Fault) -> FiredFault:
+        """Run a program in the node's pod that does it there."""
+        name, pod = await self._pods.victim(fault)
+        words = ["python", "-m", in_pod.__name__, fault.kind.value, str(fault.seconds), str(fault.share)]
+        limit_s = fault.seconds + SEEN_S
+        output = await self._api.execute(pod["metadata"]["name"], AGENT_CONTAINER, words, limit_s)
+        facts = json.loads(output)
+        evidence = f"in pod {pod['metadata']['name']}: {facts['evidence']}"
+        return FiredFault(fault.kind, name, facts["time"], evidence)
+
+    async def _end_container(self, fault: Fault) -> FiredFault:
+        name, pod = await self._pods.victim(fault)
+        moment = time.time()
+        try:
+            await self._api.execute(pod["metadata"]["name"], AGENT_CONTAINER, END_FIRST_PROCESS, SEEN_S)
+        except KubeError as error:  # The connection may end with the container.
+            if error.status not in (0, HTTPStatus.UNPROCESSABLE_ENTITY):
+                raise
+        await self._pods.wait_until_going(pod)
+        return FiredFault(fault.kind, name, moment, f"the container of pod {pod['metadata']['name']} was ended")

@@ -12,22 +12,22 @@ from pathlib import Path
 
 import psutil
 
-from everstep.runtime.chaos import full_disk, load, packet_loss, store_outage, victims
+from everstep.runtime.chaos import clock, full_disk, groups, load, packet_loss, slow_disk, store_outage, victims
 from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.progress import LOOK_S, Progress
 from everstep.runtime.job.records import FaultJudged, NodeLeaving, NodeLost, Record, RoundFormed
 from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.system.processes import find_processes
 
-AGENT_SERVER, MEASUREMENTS = "everstep.runtime.agent.forkserver", "everstep.runtime.diagnosis.measurement_server"
-"""Modules that a node's child processes run."""
+MEASUREMENTS = "everstep.runtime.diagnosis.measurement_server"
+"""Module of a node's child process that measures for the check before the training."""
 TRAIN_STEP = "everstep.steps.train"
 SEEN_S = 60.0
 """A fault may take this long to appear in the journal."""
 STOP_S = 5.0
 """A process that is told to stop does so when it next runs."""
-PERIOD_S = 0.1
-"""Of stopping and continuing a slow node."""
+PROBE_BYTES = 2 << 20
+"""Written to see how slow a disk is."""
 _FIRST = 1000
 """The oom_score_adj of the process that the kernel kills first."""
 _ONLY_PODS = "it needs machines of a cluster, and here nodes are processes; use --target argo"
@@ -51,23 +51,31 @@ class MachineInjector:
         """Control groups of nodes by their uid, from `prepare`."""
 
     def refusal(self, kind: Kind) -> str:
-        if kind in (Kind.EVICT, Kind.CORDON, Kind.TAINT):
-            return _ONLY_PODS
-        if kind is Kind.NETWORK:
-            return packet_loss.refusal()
-        if kind in (Kind.STORE, Kind.DISK):
-            uri = self._progress.store.uri
-            return store_outage.refusal(uri) or (full_disk.refusal(Path(uri)) if kind is Kind.DISK else "")
-        return ""
+        uri = self._progress.store.uri
+        match kind:
+            case Kind.EVICT | Kind.CONTAINER | Kind.CORDON | Kind.TAINT:
+                return _ONLY_PODS
+            case Kind.NETWORK:
+                return packet_loss.refusal()
+            case Kind.CLOCK:
+                return clock.refusal()
+            case Kind.STORE:
+                return store_outage.refusal(uri)
+            case Kind.DISK:
+                return store_outage.refusal(uri) or full_disk.refusal(Path(uri))
+            case Kind.SLOW_DISK:
+                return store_outage.refusal(uri) or slow_disk.refusal(Path(uri))
+            case _:
+                return ""
 
     async def prepare(self, kind: Kind) -> None:
         """For NETWORK, each node enters a control group of its own before it makes a socket."""
-        packet_loss.remove_abandoned()
+        groups.remove_abandoned()
         while kind is Kind.NETWORK:
             for entry in self._nodes():
                 if entry.uid not in self._groups:
-                    self._groups[entry.uid] = group = packet_loss.make_group(entry.uid)
-                    packet_loss.enter(group, entry.pid)
+                    self._groups[entry.uid] = group = groups.make_group(entry.uid)
+                    groups.enter(group, entry.pid)
             await asyncio.sleep(0.01)
 
     async def inject(self, fault: Fault) -> FiredFault:
@@ -85,6 +93,8 @@ class MachineInjector:
             Kind.OOM: self._run_out_of_memory,
             Kind.MEMORY: self._fill_memory,
             Kind.CPU: self._load_cpu,
+            Kind.CLOCK: self._set_clock,
+            Kind.SLOW_DISK: self._slow_disk,
             Kind.RESIZE: self._resize,
             Kind.MASTER: self._kill_master,
             Kind.STORE: self._lose_store,
@@ -95,9 +105,11 @@ class MachineInjector:
             return await faults[fault.kind](fault)
         except psutil.NoSuchProcess as error:
             raise NotFiredError(f"process {error.pid} ended before the fault could reach it") from None
+        except PermissionError as error:
+            raise NotPossibleError(f"this user may not do it: {error}") from None
         finally:
             for group in self._groups.values():
-                packet_loss.remove(group)
+                groups.remove(group)
 
     def _nodes(self) -> list[Registration]:
         """The job's live nodes."""
@@ -120,11 +132,7 @@ class MachineInjector:
         workers: list[psutil.Process] = []
 
         def find_workers() -> bool:
-            workers[:] = [
-                worker
-                for server in victims.children_running(entry, AGENT_SERVER)
-                for worker in victims.children_of(server)
-            ]
+            workers[:] = victims.workers_of(entry.pid)
             return bool(workers)
 
         await self._progress.wait(find_workers, f"{entry.name} has a training process", SEEN_S)
@@ -137,7 +145,7 @@ class MachineInjector:
 
     async def _kill_fork_server(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
-        servers = victims.children_running(entry, AGENT_SERVER)
+        servers = victims.children_running(entry.pid, victims.AGENT_SERVER)
         if not servers:
             raise NotPossibleError(f"{entry.name} has no fork server: its script is started as a plain process")
         return await victims.kill(fault.kind, entry.name, servers)
@@ -188,8 +196,7 @@ class MachineInjector:
 
     async def _freeze(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
-        agent, moment = psutil.Process(entry.pid), time.time()
-        processes = [agent, *agent.children(recursive=True)]
+        processes, moment = victims.agent_and_below(entry.pid), time.time()
         try:
             for process in processes:
                 process.suspend()
@@ -209,23 +216,26 @@ class MachineInjector:
 
     async def _slow_down(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
-        workers, moment, times = await self._workers(entry), time.time(), 0
-        try:
-            while time.time() < moment + fault.seconds:
-                for worker in workers:
-                    worker.suspend()
-                await asyncio.sleep(fault.share * PERIOD_S)
-                victims.resume(workers)
-                times += 1
-                await asyncio.sleep((1 - fault.share) * PERIOD_S)
-        except psutil.NoSuchProcess:
-            if not times:
-                raise
-        finally:
-            victims.resume(workers)
-        return FiredFault(
-            fault.kind, entry.name, moment, f"stopped {times} times, {fault.share:.0%} of {fault.seconds:g} s"
-        )
+        workers, moment = await self._workers(entry), time.time()
+        return FiredFault(fault.kind, entry.name, moment, await victims.slow_down(workers, fault))
+
+    async def _set_clock(self, fault: Fault) -> FiredFault:
+        entry = await self._victim(fault)
+        moment = time.time()
+        return FiredFault(fault.kind, entry.name, moment, await victims.set_clock(entry.pid, fault))
+
+    async def _slow_disk(self, fault: Fault) -> FiredFault:
+        entry = await self._victim(fault)
+        folder, usual = Path(self._progress.store.uri), PROBE_BYTES / slow_disk.BYTES_PER_S
+        without = await victims.seconds_to_write(folder, PROBE_BYTES)
+        with slow_disk.slow(folder, entry.uid, lambda: victims.agent_and_below(entry.pid)) as group:
+            moment = time.time()
+            seconds = await victims.seconds_to_write(folder, PROBE_BYTES, group)
+            if seconds < usual / 2:
+                raise NotFiredError(f"{PROBE_BYTES >> 20} MiB were written within {seconds:.2f} s")
+            await asyncio.sleep(moment + fault.seconds - time.time())
+        what = f"{PROBE_BYTES >> 20} MiB took {seconds:.1f} s to reach the disk, {without:.1f} s outside of the node"
+        return FiredFault(fault.kind, entry.name, moment, f"{what}; for {fault.seconds:g} s")
 
     async def _fail_check(self, fault: Fault) -> FiredFault:
         check_victims: list[str] = [fault.node] if fault.node else []
@@ -241,7 +251,7 @@ class MachineInjector:
                 raise NotFiredError(f"{killed_count} measurements were killed, but no node was found faulty")
             for entry in self._nodes():
                 check_victims = check_victims or [entry.name]
-                for process in victims.children_running(entry, MEASUREMENTS) if entry.name in check_victims else ():
+                for process in victims.children_running(entry.pid, MEASUREMENTS) if entry.name in check_victims else ():
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
                         killed_count, moment = killed_count + 1, moment or time.time()
@@ -312,17 +322,8 @@ class MachineInjector:
         return FiredFault(fault.kind, entry.name, moment, f"{share:.0%} of {int(line[2]) >> 20} MiB used")
 
     async def _load_cpu(self, fault: Fault) -> FiredFault:
-        cores, moment = len(os.sched_getaffinity(0)), time.time()
-        burning = [await victims.start_load("cpu", f"{fault.share}", f"{fault.seconds}") for _ in range(cores)]
-        before = psutil.cpu_times()
-        await asyncio.gather(*(process.wait() for process in burning))
-        after = psutil.cpu_times()
-        ticks = sum(after[:8]) - sum(before[:8])
-        idle = after.idle - before.idle
-        busy = 1 - idle / ticks if ticks else 0.0
-        if busy < 0.8 * fault.share:
-            raise NotFiredError(f"the machine was only {busy:.0%} busy")
-        return FiredFault(fault.kind, "", moment, f"{cores} cores {busy:.0%} busy for {fault.seconds:g} s")
+        moment = time.time()
+        return FiredFault(fault.kind, "", moment, await victims.load_cores(fault))
 
     async def _resize(self, fault: Fault) -> FiredFault:
         """One node more for some iterations, then the size that the job had, whatever happened meanwhile."""

@@ -10,15 +10,11 @@ import os
 import platform
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-from everstep.runtime.system.processes import start_time
+from everstep.runtime.chaos import groups
 
-ROOTS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
-"""Where a v2 hierarchy is mounted."""
-_PREFIX = "everstep-chaos-"
-"""Of a group's name; the pid and start time of the process that made it follow."""
 _BPF = {"x86_64": 321, "aarch64": 280}
 """Number of the system call."""
 _PROG_LOAD, _LINK_CREATE = 5, 28
@@ -32,58 +28,17 @@ def refusal() -> str:
     """Why packets cannot be dropped here, in one line; empty if they can."""
     if platform.machine() not in _BPF:
         return f"packets are dropped by BPF, which is not supported on {platform.machine()}"
-    root = find_root()
-    if root is None:
+    if groups.find_root() is None:
         return "packets are dropped by a control group v2, and this machine has none mounted"
     try:
         os.close(_load_program())
     except OSError as error:
         return f"the kernel accepts no BPF program from this user ({error.strerror}); it needs CAP_BPF, as root has"
-    probe = root / f"everstep-probe-{os.getpid()}"
     try:
-        probe.mkdir()
-        probe.rmdir()
+        groups.remove(groups.make_group("probe"))
     except OSError as error:
-        return f"no control group can be made in {root} ({error.strerror})"
+        return f"no control group can be made in {groups.find_root()} ({error.strerror})"
     return ""
-
-
-def find_root() -> Path | None:
-    """The v2 hierarchy."""
-    return next((root for root in ROOTS if (root / "cgroup.controllers").exists()), None)
-
-
-def make_group(name: str) -> Path:
-    """A group below the root that `remove_abandoned` removes if this process leaves it behind; an existing one of this
-    process and that name is taken. Raises OSError."""
-    root = find_root()
-    assert root is not None, "`refusal` was empty"
-    group = root / f"{_PREFIX}{os.getpid()}-{start_time(os.getpid())}-{name}"
-    group.mkdir(exist_ok=True)
-    return group
-
-
-def remove_abandoned() -> None:
-    """Remove the groups of processes that were killed before they could do it."""
-    root = find_root()
-    for group in root.glob(f"{_PREFIX}*") if root else ():
-        pid, _, rest = group.name.removeprefix(_PREFIX).partition("-")
-        if not pid.isdigit() or str(start_time(int(pid))) != rest.partition("-")[0]:
-            remove(group)
-
-
-def enter(group: Path, pid: int) -> None:
-    """The process, and those it will start, belong to the group. Raises OSError."""
-    (group / "cgroup.procs").write_text(str(pid))
-
-
-def remove(group: Path) -> None:
-    """Remove it; processes that are still in it go back to the group above."""
-    with suppress(OSError):
-        for pid in (group / "cgroup.procs").read_text().split():
-            with suppress(ProcessLookupError):
-                enter(group.parent, int(pid))
-        group.rmdir()
 
 
 @contextmanager

@@ -1,6 +1,7 @@
-"""Processes of this machine that a fault is done to: found, killed, looked at; and those that make a load."""
+"""Processes of this machine that a fault is done to: found, killed, slowed down; and those that make a load."""
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -9,9 +10,13 @@ from pathlib import Path
 
 import psutil
 
-from everstep.runtime.chaos import load
-from everstep.runtime.chaos.injector import FiredFault, Kind, NotFiredError
-from everstep.runtime.platform.registry import Registration
+from everstep.runtime.chaos import clock, load
+from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError
+
+AGENT_SERVER = "everstep.runtime.agent.forkserver"
+"""Module of the process that a node's training processes are forked from."""
+_PERIOD_S = 0.1
+"""Of stopping and continuing a slow node."""
 
 
 def children_of(process: psutil.Process) -> list[psutil.Process]:
@@ -21,15 +26,28 @@ def children_of(process: psutil.Process) -> list[psutil.Process]:
     return []
 
 
-def children_running(entry: Registration, module: str) -> list[psutil.Process]:
-    """The node's child processes that run that module."""
+def children_running(pid: int, module: str) -> list[psutil.Process]:
+    """The child processes of a node's agent that run that module."""
     processes = []
     with suppress(psutil.NoSuchProcess):
-        for child in psutil.Process(entry.pid).children():
+        for child in psutil.Process(pid).children():
             with suppress(psutil.NoSuchProcess):
                 if module in child.cmdline():
                     processes.append(child)
     return processes
+
+
+def workers_of(pid: int) -> list[psutil.Process]:
+    """The training processes of a node's agent: its fork server's children."""
+    return [worker for server in children_running(pid, AGENT_SERVER) for worker in children_of(server)]
+
+
+def agent_and_below(pid: int) -> list[psutil.Process]:
+    """A node's agent and its processes; none if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        agent = psutil.Process(pid)
+        return [agent, *agent.children(recursive=True)]
+    return []
 
 
 def stands_still(process: psutil.Process) -> bool:
@@ -70,9 +88,64 @@ def is_running(process: psutil.Process) -> bool:
     return False
 
 
+async def slow_down(workers: list[psutil.Process], fault: Fault) -> str:
+    """Stop them for a share of each period; what was seen of it. Raises psutil.NoSuchProcess: one was gone at once."""
+    until, times = time.time() + fault.seconds, 0
+    try:
+        while time.time() < until:
+            for worker in workers:
+                worker.suspend()
+            await asyncio.sleep(fault.share * _PERIOD_S)
+            resume(workers)
+            times += 1
+            await asyncio.sleep((1 - fault.share) * _PERIOD_S)
+    except psutil.NoSuchProcess:
+        if not times:
+            raise
+    finally:
+        resume(workers)
+    return f"stopped {times} times, {fault.share:.0%} of {fault.seconds:g} s"
+
+
+async def set_clock(pid: int, fault: Fault) -> str:
+    """Let the clock of a node's processes be ahead; what was seen of it. Raises NotFiredError, OSError."""
+    with clock.ahead(lambda: agent_and_below(pid)) as count:
+        if not count:
+            raise NotFiredError("the node has ended")
+        await asyncio.sleep(fault.seconds)
+    return f"{count} processes read a clock that was {clock.AHEAD_S} s ahead for {fault.seconds:g} s"
+
+
+async def load_cores(fault: Fault) -> str:
+    """Keep each core busy that this process may use; what was seen of it. Raises NotFiredError."""
+    cores = len(os.sched_getaffinity(0))
+    burning = [await start_load("cpu", f"{fault.share}", f"{fault.seconds}") for _ in range(cores)]
+    before = psutil.cpu_times()
+    await asyncio.gather(*(one.wait() for one in burning))
+    after = psutil.cpu_times()
+    ticks = sum(after[:8]) - sum(before[:8])
+    idle = after.idle - before.idle
+    busy = 1 - idle / ticks if ticks else 0.0
+    if busy < 0.8 * fault.share:
+        raise NotFiredError(f"the machine was only {busy:.0%} busy")
+    return f"{cores} cores {busy:.0%} busy for {fault.seconds:g} s"
+
+
 def command_in_group(group: Path, *words: str) -> Iterator[str]:
     """The command line that runs those words in that control group."""
     yield from ("/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(group), *words)
+
+
+async def seconds_to_write(folder: Path, size: int, group: Path | None = None) -> float:
+    """How long `size` bytes take to reach the disk of that folder, from inside of that control group. Raises
+    NotFiredError."""
+    words = [sys.executable, "-m", load.__name__, "write", str(folder), str(size)]
+    words = list(command_in_group(group, *words)) if group else words
+    writing = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE)
+    output, _ = await writing.communicate()
+    if writing.returncode:
+        raise NotFiredError(f"nothing can be written in {folder}")
+    return float(output)
 
 
 async def can_connect(group: Path, address: str) -> bool:

@@ -91,6 +91,8 @@ def _check_each(values: tuple[object, ...], what: str, at: str) -> None:
     for number, value in enumerate(values):
         if isinstance(value, msgspec.Struct):
             _check(value, what, f"{at}[{number}]")
+        elif isinstance(value, int) and not 0 <= value <= LARGEST_NUMBER:
+            raise Refused(f"{what}: Expected a number from 0 to {LARGEST_NUMBER} - at `{at}[{number}]`")
         elif isinstance(value, dict):
             for key, part in value.items():
                 if isinstance(part, int) and abs(part) > LARGEST_NUMBER:

@@ -13,8 +13,10 @@ class Config:
     """
 
     kind: str = "crash"
-    """What happens: crash, fork-server, node, preempt, evict, freeze, slow, faulty, network, oom, memory, cpu, resize,
-    master, store, disk, everything, cordon or taint."""
+    """What happens: crash, fork-server, node, preempt, evict, container, freeze, slow, faulty, network, oom, memory,
+    cpu, clock, slow-disk, resize, master, store, disk, everything, cordon or taint."""
+    chaosblade: bool = False
+    """Let ChaosBlade's operator do it, on a cluster that has it: preempt, fork-server, cpu, memory or network."""
     target: str = "train"
     """Name of the train step's task in this run."""
     node: str = ""

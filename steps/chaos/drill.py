@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.runtime.chaos.injector import Kind
+from everstep.runtime.chaos.injector import BY_CHAOSBLADE, Kind
 from everstep.steps import train, verdict
 from everstep.steps.chaos.template import task as chaos_task
 from everstep.steps.entry import StepError
@@ -79,9 +79,11 @@ def drill(
     iterations: int = 100,
     node_memory: str = "2Gi",
     seed: int = 0,
+    chaosblade: bool = False,
     **arguments: Any,
 ) -> StepTask:
     """Add the experiments to the DAG; returns the verdict's task. `after`: the task that they begin after.
+    `chaosblade`: its operator injects the faults that it can.
 
     `arguments` are those of the train step, for all trainings. Raises StepError for an unknown experiment.
     """
@@ -101,7 +103,8 @@ def drill(
         job = {"iterations": iterations * case.times, **_spec(case.role, case.nodes or nodes, node_memory)}
         training = _after(before, train.task(f"train-{name}", **{**common, **case.train, **job}))
         fault = {"kind": case.kind.value, "target": f"train-{name}", "iterations": iterations, "seed": seed}
-        injected = _after(before, chaos_task(f"chaos-{name}", **fault, **case.chaos))
+        by_operator = {"chaosblade": True} if chaosblade and case.kind in BY_CHAOSBLADE else {}
+        injected = _after(before, chaos_task(f"chaos-{name}", **fault, **by_operator, **case.chaos))
         before = [training, injected]
         experiments.append(_experiment(name, case, every))
     experiments_json = msgspec.json.encode(experiments).decode()

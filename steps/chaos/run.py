@@ -77,14 +77,20 @@ async def injector_of(config: Config, progress: "Progress", chance: random.Rando
     from everstep.steps.train.nodes import POD_VARIABLE
 
     if os.environ.get(POD_VARIABLE):
+        from everstep.runtime.chaos.chaosblade import ChaosBladeInjector
         from everstep.runtime.chaos.on_cluster import ClusterInjector
         from everstep.runtime.platform.kubernetes import Access, KubeApi
 
         async with KubeApi(Access.of_this_pod(os.environ)) as api:
-            yield ClusterInjector(api, config.target, progress, chance)
+            if config.chaosblade:
+                yield ChaosBladeInjector(api, progress, chance)
+            else:
+                yield ClusterInjector(api, config.target, progress, chance)
         return
     from everstep.runtime.chaos.on_machine import MachineInjector
 
+    if config.chaosblade:
+        raise StepError("--chaosblade: its operator injects faults into pods, and here nodes are processes")
     folder = os.environ.get("EVERSTEP_RUN_DIR")
     if not folder:
         raise StepError("EVERSTEP_RUN_DIR is not set: this step runs beside a train step, in a pipeline")

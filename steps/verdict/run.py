@@ -38,7 +38,7 @@ def run(config: Config) -> Result:
         rows.append(row(experiment, fault_fired, "it did not fire; see the log of its step", mine,
                         references[experiment.reference], config.tolerance))  # fmt: skip
         print(in_words(rows[-1]), file=sys.stderr, flush=True)
-    page = _write(config, rows, references)
+    page = write_page(config, rows, references)
     good = sum(outcome.good for outcome in rows)
     bad = [outcome.name for outcome in rows if not outcome.good and not outcome.refused]
     refused_names = [outcome.name for outcome in rows if outcome.refused]
@@ -93,7 +93,7 @@ def _final_state(store: "Store", job: str) -> tuple[dict[str, Any], int]:
     return dict(flatten(state).tensors), iteration
 
 
-def _write(config: Config, rows: list[Row], references: dict[str, Training]) -> Path:
+def write_page(config: Config, rows: list[Row], references: dict[str, Training]) -> Path:
     """The page among the outputs, and a copy in the run's folder if there is one."""
     from everstep.runtime.display.pages import environment
 

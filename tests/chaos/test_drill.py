@@ -21,10 +21,10 @@ from tests.harness import ROOT
 FIRED = {"kind": "crash", "node": "n", "time": 2.5, "evidence": "killed"}
 
 
-def tasks(only: str) -> dict[str, Any]:
+def tasks(only: str, *, chaosblade: bool = False) -> dict[str, Any]:
     """By name, of a workflow with the drill."""
     with Workflow(generate_name="w-", entrypoint="main") as workflow, DAG(name="main", fail_fast=False):
-        drill(only=only, iterations=50, dataset="d")
+        drill(only=only, iterations=50, dataset="d", chaosblade=chaosblade)
     templates = workflow.to_dict()["spec"]["templates"]
     return {task["name"]: task for template in templates if "dag" in template for task in template["dag"]["tasks"]}
 
@@ -54,6 +54,16 @@ def test_each_experiment_is_a_training_beside_its_fault_after_a_reference_of_its
     ]  # fmt: skip
     assert task_names["train-process-crash"]["depends"] == task_names["chaos-process-crash"]["depends"]
     assert "train-process-crash.Failed" in task_names["train-three-four-three"]["depends"]
+
+
+def test_chaosblades_operator_gets_the_faults_that_it_can_do() -> None:
+    task_names = tasks("process-crash,network-loss", chaosblade=True)
+    by_operator = {
+        name: {one["name"]: one["value"] for one in task["arguments"]["parameters"]}.get("chaosblade")
+        for name, task in task_names.items()
+        if name.startswith("chaos-")
+    }
+    assert by_operator == {"chaos-network-loss": "True", "chaos-process-crash": None}
 
 
 def test_an_unknown_experiment_is_named() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,10 +19,15 @@ from everstep.runtime.chaos import (
     Kind,
     NotFiredError,
     NotPossibleError,
+    clock,
     full_disk,
+    groups,
+    in_pod,
     load,
     packet_loss,
+    slow_disk,
     store_outage,
+    victims,
 )
 from everstep.runtime.chaos.on_machine import MachineInjector
 from everstep.runtime.chaos.progress import Progress
@@ -129,7 +135,7 @@ def test_all_packets_of_a_group_are_dropped_and_of_nobody_else() -> None:
         pytest.skip(why)
     import socket
 
-    group = packet_loss.make_group("test")
+    group = groups.make_group("test")
     words = [sys.executable, "-m", load.__name__, "connect", "127.0.0.1"]
     try:
         with socket.create_server(("127.0.0.1", 0)) as server:
@@ -141,16 +147,16 @@ def test_all_packets_of_a_group_are_dropped_and_of_nobody_else() -> None:
                 assert subprocess.run(words, check=False).returncode == 0
             assert subprocess.run(inside, check=False).returncode == 0
     finally:
-        packet_loss.remove(group)
+        groups.remove(group)
     assert not group.exists()
 
 
 def test_a_group_that_is_removed_leaves_its_processes_running(node: subprocess.Popen[bytes]) -> None:
     if why := packet_loss.refusal():
         pytest.skip(why)
-    group = packet_loss.make_group("test")
-    packet_loss.enter(group, node.pid)
-    packet_loss.remove(group)
+    group = groups.make_group("test")
+    groups.enter(group, node.pid)
+    groups.remove(group)
     assert not group.exists()
     assert node.poll() is None
 
@@ -158,18 +164,113 @@ def test_a_group_that_is_removed_leaves_its_processes_running(node: subprocess.P
 def test_the_group_of_a_killed_process_is_removed_and_that_of_a_live_one_stays() -> None:
     if why := packet_loss.refusal():
         pytest.skip(why)
-    code = "import os, signal; from everstep.runtime.chaos import packet_loss; print(packet_loss.make_group('test'),"
+    code = "import os, signal; from everstep.runtime.chaos import groups; print(groups.make_group('test'),"
     code += " flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     completed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
-    group_left, own = Path(completed.stdout.strip()), packet_loss.make_group("test")
+    group_left, own = Path(completed.stdout.strip()), groups.make_group("test")
     assert completed.returncode == -9
     assert group_left.is_dir()
     try:
-        packet_loss.remove_abandoned()
+        groups.remove_abandoned()
         assert not group_left.exists()
         assert own.is_dir()
     finally:
-        packet_loss.remove(own)
+        groups.remove(own)
+
+
+@pytest.fixture
+def clock_reader() -> Iterator[subprocess.Popen[str]]:
+    """A process that says for each line that it reads by how much its clock differs from the one in that line; a thread
+    of it reads the clock all the time."""
+    code = "import sys, threading, time; spin = lambda: [time.time() for _ in iter(int, 1)];"
+    code += "threading.Thread(target=spin, daemon=True).start();"
+    code += "[print(round(time.time() - float(line)), flush=True) for line in sys.stdin]"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def read_clock(process: subprocess.Popen[str]) -> int:
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write(f"{time.time()}\n")
+    process.stdin.flush()
+    return int(process.stdout.readline())
+
+
+def test_the_clock_of_a_process_is_ahead_and_of_nobody_else(clock_reader: subprocess.Popen[str]) -> None:
+    if why := clock.refusal():
+        pytest.skip(why)
+    before = read_clock(clock_reader)
+    with clock.ahead(lambda: [psutil.Process(clock_reader.pid)]) as count:
+        during = read_clock(clock_reader)
+    assert (count, before, during, read_clock(clock_reader)) == (1, 0, clock.AHEAD_S, 0)
+
+
+def test_the_clock_of_a_process_that_has_ended_cannot_be_ahead() -> None:
+    if why := clock.refusal():
+        pytest.skip(why)
+    process = subprocess.Popen(["sleep", "60"])
+    victim = psutil.Process(process.pid)
+    process.kill()
+    with clock.ahead(lambda: [victim]) as count:
+        assert count == 0
+    process.wait()
+
+
+def test_a_disk_is_slow_for_a_group_and_for_nobody_else(tmp_path: Path, node: subprocess.Popen[bytes]) -> None:
+    if why := slow_disk.refusal(tmp_path):
+        pytest.skip(why)
+    fired = asyncio.run(injector(tmp_path).inject(Fault(Kind.SLOW_DISK, "n", seconds=0.1)))
+    assert fired.evidence.startswith("2 MiB took ")
+    assert node.poll() is None
+    assert not list(groups.DISKS_V1.glob(f"everstep-chaos-{os.getpid()}-*"))
+
+
+def test_a_file_system_without_a_disk_cannot_be_slow() -> None:
+    assert "has no disk of its own" in slow_disk.refusal(Path("/dev/shm"))
+
+
+@pytest.fixture
+def agent() -> Iterator[subprocess.Popen[bytes]]:
+    """A process with a child and a grandchild, like an agent with its fork server and a training process."""
+    server = "import subprocess; subprocess.run(['sleep', '60'])"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {server!r}, {victims.AGENT_SERVER!r}])"
+    process = subprocess.Popen([sys.executable, "-c", code])
+    wait_until(lambda: victims.workers_of(process.pid), "it has all its processes")
+    below = psutil.Process(process.pid).children(recursive=True)
+    yield process
+    for one in below:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("kind", [Kind.CRASH, Kind.FORK_SERVER])
+def test_a_program_in_the_pod_kills_the_agents_processes(agent: subprocess.Popen[bytes], kind: Kind) -> None:
+    (worker,), (server,) = victims.workers_of(agent.pid), victims.children_running(agent.pid, victims.AGENT_SERVER)
+    fired = asyncio.run(in_pod.inject(Fault(kind), agent.pid))
+    killed = worker if kind is Kind.CRASH else server
+    assert fired.evidence == f"SIGKILL of process {killed.pid}; ended"
+
+
+def test_a_program_in_the_pod_slows_the_training_down(agent: subprocess.Popen[bytes]) -> None:
+    fired = asyncio.run(in_pod.inject(Fault(Kind.SLOW, seconds=0.1, share=0.5), agent.pid))
+    assert fired.evidence.startswith("stopped 1 times")
+
+
+def test_a_program_in_the_pod_sets_the_clock_of_all_processes(agent: subprocess.Popen[bytes]) -> None:
+    if why := clock.refusal():
+        pytest.skip(why)
+    fired = asyncio.run(in_pod.inject(Fault(Kind.CLOCK, seconds=0.1), agent.pid))
+    assert fired.evidence == "3 processes read a clock that was 3600 s ahead for 0.1 s"
+
+
+def test_a_program_in_a_pod_without_a_training_has_not_fired(node: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(NotFiredError, match="the node has no such process"):
+        asyncio.run(in_pod.inject(Fault(Kind.CRASH), node.pid))
 
 
 def test_the_command_names_an_unknown_kind(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,9 +278,19 @@ def test_the_command_names_an_unknown_kind(capsys: pytest.CaptureFixture[str]) -
     assert "--kind flood: not known; use crash" in capsys.readouterr().err
 
 
+def test_a_check_before_the_training_cannot_fail_while_it_trains(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "r", "--kind", "faulty"]) == 2
+    assert "chaos_drill.py --only faulty-at-start" in capsys.readouterr().err
+
+
 def test_a_run_on_a_cluster_is_not_harmed_without_yes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chaos", "r", "-n", "ml", "--kind", "node"]) == 2
     assert "r is on a cluster: give --yes to harm it" in capsys.readouterr().err
+
+
+def test_chaosblade_needs_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "r", "--kind", "cpu", "--chaosblade"]) == 2
+    assert "give --namespace, too" in capsys.readouterr().err
 
 
 def test_the_command_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

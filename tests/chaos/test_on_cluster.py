@@ -1,18 +1,21 @@
 """Faults of pods, asked of a small server that speaks the API: done to the right ones, and seen."""
 
 import asyncio
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from everstep.runtime.chaos import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
+from everstep.runtime.chaos import Fault, FiredFault, Kind, NotFiredError, NotPossibleError, chaosblade
+from everstep.runtime.chaos.chaosblade import ChaosBladeInjector
 from everstep.runtime.chaos.on_cluster import ARGO_NODE, ClusterInjector
 from everstep.runtime.chaos.progress import Progress
 from everstep.runtime.platform.kubernetes import Access, KubeApi
 from everstep.runtime.platform.kubernetes.pods import JOB, NODE, digest
 from everstep.runtime.store import open_store
+from tests.platform.blades import BladeOperator, Experiment
 from tests.platform.pod_api import PodApi
 
 
@@ -21,7 +24,7 @@ def pod(name: str, labels: dict[str, str], **annotations: str) -> dict[str, Any]
     return {"metadata": metadata, "spec": {"nodeName": "m1"}, "status": {"phase": "Running"}}
 
 
-def inject(folder: Path, fault: Fault, server: PodApi) -> FiredFault:
+def inject(folder: Path, fault: Fault, server: PodApi, *, by_blade: bool = False) -> FiredFault:
     """Two nodes of the job j-train, its step's pod, and the pod of another step."""
     server.nodes["m1"] = {"metadata": {"name": "m1", "resourceVersion": "1"}, "spec": {}}
     for name in ("worker-0-0", "worker-1-0"):
@@ -32,8 +35,9 @@ def inject(folder: Path, fault: Fault, server: PodApi) -> FiredFault:
 
     async def story() -> FiredFault:
         async with server as url, KubeApi(Access(url, server.namespace)) as api:
-            progress = Progress(open_store(str(folder)), "j-train")
-            return await ClusterInjector(api, "train", progress, random.Random(0)).inject(fault)
+            progress, chance = Progress(open_store(str(folder)), "j-train"), random.Random(0)
+            injector = ClusterInjector(api, "train", progress, chance)
+            return await (ChaosBladeInjector(api, progress, chance) if by_blade else injector).inject(fault)
 
     return asyncio.run(story())
 
@@ -70,9 +74,110 @@ def test_a_node_without_a_pod_has_not_been_hit(tmp_path: Path) -> None:
         inject(tmp_path, Fault(Kind.NODE, "worker-9-0"), PodApi())
 
 
-def test_what_needs_a_process_beside_the_nodes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotPossibleError, match="it needs a process beside the node's; these need none: node, preempt"):
-        inject(tmp_path, Fault(Kind.CPU), PodApi())
+def test_what_no_program_in_a_pod_can_do_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotPossibleError, match="not on a cluster without ChaosBlade; these are possible: node, preem"):
+        inject(tmp_path, Fault(Kind.NETWORK), PodApi())
+
+
+@pytest.mark.parametrize("kind", [Kind.CRASH, Kind.FORK_SERVER, Kind.SLOW, Kind.CPU, Kind.CLOCK])
+def test_processes_in_a_pod_are_hit_by_a_program_that_is_executed_there(tmp_path: Path, kind: Kind) -> None:
+    server = PodApi()
+    server.execute = lambda _: (json.dumps({"time": 7.5, "evidence": "it was seen"}).encode(), "")
+    fired = inject(tmp_path, Fault(kind, "worker-1-0", seconds=2, share=0.5), server)
+    assert fired == FiredFault(kind, "worker-1-0", 7.5, "in pod worker-1-0: it was seen")
+    words = ["python", "-m", "everstep.runtime.chaos.in_pod", kind.value, "2", "0.5"]
+    assert server.executed == [("worker-1-0", "agent", words)]
+
+
+def test_a_program_in_a_pod_that_finds_nothing_has_not_fired(tmp_path: Path) -> None:
+    server = PodApi()
+    server.execute = lambda _: (b"", "the node has no such process")
+    with pytest.raises(NotFiredError, match="exec in pod worker-0-0: the node has no such process"):
+        inject(tmp_path, Fault(Kind.CRASH, "worker-0-0"), server)
+
+
+@pytest.mark.parametrize("why", ["", "command terminated with exit code 143"])
+def test_a_container_is_ended_from_inside_and_its_pod_stays(tmp_path: Path, why: str) -> None:
+    server = PodApi()
+
+    def end(_: list[str]) -> tuple[bytes, str]:
+        server.become("worker-0-0", phase="Failed")
+        return b"", why
+
+    server.execute = end
+    fired = inject(tmp_path, Fault(Kind.CONTAINER, "worker-0-0"), server)
+    assert fired.evidence == "the container of pod worker-0-0 was ended"
+    assert server.pods.keys() == {"worker-0-0", "worker-1-0", "step", "other"}
+
+
+def test_chaosblade_is_refused_where_its_operator_is_not_installed(tmp_path: Path) -> None:
+    with pytest.raises(NotPossibleError, match=r"knows no chaosblades.chaosblade.io: install ChaosBlade's operator"):
+        inject(tmp_path, Fault(Kind.CPU, "worker-0-0"), PodApi(), by_blade=True)
+
+
+def blade(kind: Kind, operator: BladeOperator, folder: Path) -> tuple[FiredFault, Experiment]:
+    """A fault of worker-1-0, and what the operator was asked to do."""
+    server = PodApi()
+    server.blades = operator
+    fired = inject(folder, Fault(kind, "worker-1-0", seconds=0.1, share=0.8), server, by_blade=True)
+    (experiment,) = operator.experiments
+    return fired, experiment
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "flags"),
+    [
+        (Kind.CPU, "container cpu fullload", {"cpu-percent": "80", "container-names": "agent", "timeout": "1"}),
+        (Kind.MEMORY, "container mem load", {"mode": "ram", "mem-percent": "80"}),
+        (Kind.NETWORK, "pod network loss", {"interface": "eth0", "percent": "100"}),
+        (Kind.FORK_SERVER, "container process kill", {"process": "everstep.runtime.agent.forkserver", "signal": "9"}),
+    ],
+)
+def test_chaosblades_operator_does_what_its_resource_says(
+    tmp_path: Path, kind: Kind, what: str, flags: dict[str, str]
+) -> None:
+    operator = BladeOperator()
+    fired, experiment = blade(kind, operator, tmp_path)
+    assert fired.node == "worker-1-0"
+    assert fired.evidence.endswith(f": {what} Success")
+    assert f"{experiment.scope} {experiment.target} {experiment.action}" == what
+    sent = {matcher.name: matcher.value for matcher in experiment.matchers}
+    assert {
+        key: [value] for key, value in {"names": "worker-1-0", "namespace": "ml", **flags}.items()
+    }.items() <= sent.items()
+    assert not operator.resources, "the experiment was undone"
+
+
+def test_a_pod_that_chaosblade_deletes_is_seen_to_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, operator = PodApi(), BladeOperator()
+    server.blades, act = operator, operator.answer
+
+    def answer(method: str, name: str, body: bytes) -> tuple[int, dict[str, Any]]:
+        if method == "POST":
+            server.remove("worker-1-0")
+        return act(method, name, body)
+
+    monkeypatch.setattr(operator, "answer", answer)
+    inject(tmp_path, Fault(Kind.PREEMPT, "worker-1-0"), server, by_blade=True)
+    assert [(one.scope, one.target, one.action) for one in operator.experiments] == [("pod", "pod", "delete")]
+
+
+def test_what_chaosblade_cannot_do_has_not_fired_and_nothing_is_left(tmp_path: Path) -> None:
+    operator = BladeOperator("no such container")
+    with pytest.raises(NotFiredError, match="ChaosBlade: no such container"):
+        blade(Kind.CPU, operator, tmp_path)
+    assert not operator.resources
+
+
+def test_a_definition_without_an_operator_has_not_fired(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chaosblade, "SEEN_S", 1.0)
+    with pytest.raises(NotFiredError, match=r"has not begun everstep-network-.*: does it run"):
+        blade(Kind.NETWORK, BladeOperator(works=False), tmp_path)
+
+
+def test_what_chaosblade_has_no_experiment_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotPossibleError, match="no such experiment; it has preempt, fork-server, cpu, memory, network"):
+        blade(Kind.RESIZE, BladeOperator(), tmp_path)
 
 
 def test_a_missing_right_is_a_reason_to_refuse(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import everstep.session
 from everstep.flash_checkpoint import DdpCheckpointer, StorageType
@@ -38,6 +39,10 @@ def test_fsdp1_saves_sharded_and_loads_at_another_world_size_without_an_agent(tm
     assert [result["done"] for result in rounds] == [0, 2, 4]
     for before, after in pairwise(rounds):
         assert same(after["loaded"], before["trained"])
+    for number, trained in enumerate(result["trained"] for result in rounds):
+        read = tmp_path / f"read-{number}"
+        dcp_to_torch_save(store / f"{2 * number + 2}", read)
+        assert same(torch.load(read)["model"], trained["model"])
     checkpoints = list_checkpoints(DirectoryStore(store), "jobs/fsdp1_script-alone/")
     assert [(checkpoint.round, checkpoint.iteration, checkpoint.shards) for checkpoint in checkpoints] == [
         (1, 1, 2), (1, 2, 2), (2, 3, 3), (2, 4, 3), (3, 5, 1), (3, 6, 1),

@@ -17,7 +17,7 @@ MAY = {
     "everstep": {"workflowtaskresults"},
     "everstep-train": {"workflowtaskresults", "pods", "secrets", "configmaps", "podgroups", "workflows"},
     "everstep-spark": {"workflowtaskresults", "pods"},
-    "everstep-chaos": {"workflowtaskresults", "pods", "pods/eviction", "configmaps"},
+    "everstep-chaos": {"workflowtaskresults", "pods", "pods/eviction", "pods/exec", "configmaps"},
 }
 """By service account, the kinds of objects that it may do anything with."""
 
@@ -45,7 +45,7 @@ def test_each_account_may_do_what_its_step_needs_and_nothing_to_other_kinds(acco
     assert {kind for rule in rules(account) for kind in rule["resources"]} == MAY[account]
     words = {word for rule in rules(account) for key in ("apiGroups", "resources", "verbs") for word in rule[key]}
     assert "*" not in words
-    below = {"pods/eviction"} if account == "everstep-chaos" else set()
+    below = {"pods/eviction", "pods/exec"} if account == "everstep-chaos" else set()
     assert {kind for kind in words if "/" in kind} == below, "logs, exec, evictions"
 
 

@@ -1,6 +1,7 @@
 """`oom_once.py MARK FOLDER MIB SCRIPT ARGUMENTS...`: runs a script whose memory grows by MIB, once.
 
-It grows when FOLDER has a checkpoint, and if MARK, a file, is not there yet: MARK shows that it has begun to grow.
+It grows when FOLDER has a checkpoint, and if MARK, a file, is not there yet: MARK shows that it has begun to grow. The
+kernel gives it all pages in one call, during which the script stands: on a busy machine it cannot end before that.
 """
 
 import mmap
@@ -18,7 +19,7 @@ def grow(mark: Path, folder: Path, size: int) -> None:
     while not (folder / "checkpoint").exists():
         pause.wait(PAUSE_S)
     mark.touch(exist_ok=False)
-    block = mmap.mmap(-1, size)
+    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
     for page in range(0, size, mmap.PAGESIZE):
         block[page] = 1
     pause.wait()

@@ -110,6 +110,7 @@ def main() -> None:
     config.training.local_batch_size, config.training.seq_len = 2, 32
     config.training.steps, config.training.mixed_precision_param = options.iterations, "float32"
     config.training.disable_cuda_graphs = True
+    config.debug.seed = 7
     config.checkpoint = CheckpointManager.Config()
     with tempfile.TemporaryDirectory() as config.dump_folder:
         trainer = config.build()

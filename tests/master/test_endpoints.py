@@ -180,6 +180,7 @@ def test_a_node_from_a_round_that_never_was_is_misplaced() -> None:
         ("finished", {"round": 1.5}, "$.round"),
         ("persisted", {"holding": {"round": 1, "iteration": 5, "key": "jobs/other/x"}}, "$.holding.key"),
         ("persisted", {"holding": {"round": 1, "iteration": 5, "key": KEY, "shard": -1}}, "$.holding.shard"),
+        ("evidence", {"replay": "other gradients", "wrong_ranks": [2, -1]}, "$.wrong_ranks[1]"),
         ("leaving", {"grace_s": -5.0}, "$.grace_s"),
         ("leaving", {"reason": ["why"]}, "$.reason"),
         ("dumped", {"round": -1}, "$.round"),

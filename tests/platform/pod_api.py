@@ -8,10 +8,12 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from aiohttp import web
+
+from tests.platform.blades import BladeOperator
 
 Object = dict[str, Any]
 
@@ -38,6 +40,12 @@ class PodApi:
         self.kubelet = True
         """Whether pods that are told to end do."""
         self.bodies: list[Object] = []
+        self.executed: list[tuple[str, str, list[str]]] = []
+        """(pod, container, command) of each exec."""
+        self.execute: Callable[[list[str]], tuple[bytes, str]] = lambda _: (b"", "")
+        """What a command prints, and why it failed; "": it did not."""
+        self.blades: BladeOperator | None = None
+        """ChaosBlade's operator, if it is installed."""
         self._away = 0
         self._version = 10
         self._oldest = 0
@@ -49,7 +57,10 @@ class PodApi:
         app = web.Application()
         app.router.add_route("*", "/api/v1/namespaces/{namespace}/{kind}", self._all)
         app.router.add_route("*", "/api/v1/namespaces/{namespace}/{kind}/{name}", self._one)
+        app.router.add_get("/api/v1/namespaces/{namespace}/pods/{name}/exec", self._exec)
         app.router.add_route("*", "/api/v1/nodes/{name}", self._node)
+        app.router.add_route("*", "/apis/chaosblade.io/v1alpha1/chaosblades", self._blade)
+        app.router.add_route("*", "/apis/chaosblade.io/v1alpha1/chaosblades/{name}", self._blade)
         app.router.add_route("*", "/apis/{group}/{version}/namespaces/{namespace}/{kind}", self._all)
         app.router.add_route("*", "/apis/{group}/{version}/namespaces/{namespace}/{kind}/{name}", self._one)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -199,6 +210,26 @@ class PodApi:
                 return _no(*self.refuse.pop(0))
             self.nodes[name]["spec"] |= change["spec"]
         return web.json_response(self.nodes[name])
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        if refusal := self._refusal(request):
+            return refusal
+        pod, query = request.match_info["name"], request.query
+        self.executed.append((pod, query["container"], query.getall("command")))
+        output, why = self.execute(query.getall("command"))
+        socket = web.WebSocketResponse(protocols=["v4.channel.k8s.io"])
+        await socket.prepare(request)
+        await socket.send_bytes(b"\1" + output)
+        await socket.send_bytes(b"\2" + why.encode())
+        await socket.send_bytes(b"\3" + json.dumps({"status": "Failure" if why else "Success"}).encode())
+        await socket.close()
+        return socket
+
+    async def _blade(self, request: web.Request) -> web.Response:
+        if self.blades is None:
+            return _no(404, "the server could not find the requested resource")
+        status, answer = self.blades.answer(request.method, request.match_info.get("name", ""), await request.read())
+        return web.json_response(answer, status=status)
 
     async def _watch(self, request: web.Request, version: int, label: tuple[str, str]) -> web.StreamResponse:
         if version < self._oldest:

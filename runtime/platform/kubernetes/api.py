@@ -43,16 +43,18 @@ Kind = Literal[
     "configmaps",
     "nodes",
     "workflows",
+    "chaosblades",
     "podgroups.scheduling.volcano.sh",
     "podgroups.scheduling.x-k8s.io",
 ]
 ARGO = "apis/argoproj.io/v1alpha1"
 GROUPS: Mapping[Kind, str] = {
     "pods": "api/v1", "secrets": "api/v1", "configmaps": "api/v1", "nodes": "api/v1",
-    "workflows": ARGO,
+    "workflows": ARGO, "chaosblades": "apis/chaosblade.io/v1alpha1",
     "podgroups.scheduling.volcano.sh": "apis/scheduling.volcano.sh/v1beta1",
     "podgroups.scheduling.x-k8s.io": "apis/scheduling.x-k8s.io/v1alpha1",
 }  # fmt: skip
+OF_NO_NAMESPACE: tuple[Kind, ...] = ("nodes", "chaosblades")
 Wait = Callable[[float], Awaitable[object]]
 
 
@@ -285,7 +287,7 @@ class KubeApi:
         await self._wait(max(next(pauses), at_least_s))
 
     def _path(self, kind: Kind, name: str = "") -> str:
-        space = "" if kind == "nodes" else f"/namespaces/{self.namespace}"
+        space = "" if kind in OF_NO_NAMESPACE else f"/namespaces/{self.namespace}"
         return f"{GROUPS[kind]}{space}/{kind.partition('.')[0]}{f'/{name}' if name else ''}"
 
     async def _ask(

@@ -1,0 +1,56 @@
+"""The pods of one job that a fault is done to: found through the API, and seen to go."""
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from everstep.runtime.chaos.injector import Fault, NotFiredError
+from everstep.runtime.chaos.progress import Progress
+from everstep.runtime.platform.kubernetes import KubeApi, KubeError
+from everstep.runtime.platform.kubernetes.pods import NODE, has_ended, selector
+
+SEEN_S = 180.0
+"""A fault may take this long to show."""
+Pod = Mapping[str, Any]
+
+
+class JobPods:
+    """Of one job, in the API's namespace."""
+
+    def __init__(self, api: KubeApi, progress: Progress, chance: random.Random) -> None:
+        self._api = api
+        self._progress = progress
+        self._chance = chance
+
+    async def by_node(self) -> dict[str, Pod]:
+        """All of them. Raises KubeError."""
+        pods, _ = await self._api.list("pods", selector(self._progress.job))
+        return {pod["metadata"]["labels"][NODE]: pod for pod in pods}
+
+    async def victim(self, fault: Fault) -> tuple[str, Pod]:
+        """(node, its pod): the named one, or one that trains. Raises NotFiredError, KubeError."""
+        pods = await self.by_node()
+        names = [fault.node] if fault.node else self._progress.training_nodes()
+        candidates = sorted(name for name in names if name in pods)
+        if not candidates:
+            raise NotFiredError(f"{fault.node or 'no node that trains'} has no pod")
+        name = self._chance.choice(candidates)
+        return name, pods[name]
+
+    async def wait_until_going(self, pod: Pod) -> None:
+        """Until that very pod is gone, has ended or is told to go. Raises NotFiredError, KubeError."""
+        name, uid, deadline = pod["metadata"]["name"], pod["metadata"]["uid"], time.time() + SEEN_S
+        while time.time() < deadline:
+            try:
+                now = await self._api.get("pods", name)
+            except KubeError as error:
+                if error.status == HTTPStatus.NOT_FOUND:
+                    return
+                raise
+            if now["metadata"]["uid"] != uid or now["metadata"].get("deletionTimestamp") or has_ended(now):
+                return
+            await asyncio.sleep(0.5)
+        raise NotFiredError(f"{name} is still there")
