@@ -24,9 +24,8 @@ from tests.cluster.trainings import Training
 from tests.golang import build_programs
 
 ADDED = "_argo"
-"""The folder beside the programs' module with what the executor lacks on Linux and with this Kubernetes."""
-SERVER_LACKS = "_argo_server"
-"""The same of the command and its server: a user interface without files, for the module has not the built one."""
+"""The folder in the programs' module with what Argo's lacks: the executor parts for Linux and for this Kubernetes, the
+server its built user interface."""
 NAMESPACE = "argo"
 """The controller's own."""
 ENDED = ("Succeeded", "Failed", "Error")
@@ -58,7 +57,7 @@ def install(kubectl: Kubectl) -> None:
 
 def command() -> Path:
     """The program `argo`, which is also the server; built the first time. Raises NoGoError."""
-    return build_programs("kube", [f"{ARGO}/cmd/argo"], added={ARGO: SERVER_LACKS}) / "argo"
+    return build_programs("argo", [f"{ARGO}/cmd/argo"], added={ARGO: ADDED}) / "argo"
 
 
 def run_argo(*words: str) -> str:
