@@ -10,7 +10,18 @@ import time
 from collections.abc import Iterator
 
 from benchmarks import cluster_check_and_ui, lost_machine
-from benchmarks.acceptance import Cases, Line, has_passed, is_asked, judge, line_of, parse_options, prove, run_tests
+from benchmarks.acceptance import (
+    Cases,
+    Line,
+    has_passed,
+    is_asked,
+    judge,
+    line_of,
+    parse_options,
+    prove,
+    read_all,
+    run_tests,
+)
 from benchmarks.lost_machine import BUDGET_S
 from tests.cluster.faults import FAULTS
 from tests.harness import ROOT
@@ -68,9 +79,19 @@ MACHINES = {
         "test_two_machines.py::apart",
     ],
     "with Argo: the step's pod deleted or evicted, its nodes taken over": ["test_argo.py::was_lost_is_tried_again"],
-    "with Argo: `everstep workflow stop`, then a retry as Argo's: no iteration is done again": [
-        "test_argo.py::stopped_and_is_retried",
+    "with Argo: `everstep workflow list|get|logs|stop|retry -n NS`, by kube context and server; 0 iterations again": [
+        "test_users.py::is_listed_shown_read",
     ],
+    "with Argo: `argo stop`, then `argo retry`: no iteration is done again": ["test_users.py::argos_own_command"],
+    "with Argo: every pod evicted at once, and none can start: the newest state is in the store": [
+        "test_users.py::evicted_at_once",
+    ],
+    "with Argo: `everstep scale` beyond the bounds is refused at the prompt": ["test_users.py::beyond_the_bounds"],
+    "with Argo: the step's own machine dies; `everstep status` names the command, Argo tries again": [
+        "test_users.py::own_machine_dies",
+    ],
+    "with Argo: `argo submit --from workflowtemplate/...` of single steps": ["test_users.py::submitted_alone"],
+    "with Argo: a CronWorkflow around the pipeline": ["test_users.py::cron_workflow"],
     "with Argo: stop, terminate, deletion, deadline: the newest state is in the store before the pods end": [
         "test_argo.py::over_for_good",
     ],
@@ -211,11 +232,14 @@ def lines(options: argparse.Namespace) -> Iterator[Line]:
     """The selected lines."""
     if is_asked(ON_A_CLUSTER, options.words):
         yield from cluster_starts()
-        cases = run_tests(["tests/cluster"], 0)  # one after the other, because they measure
+        cases = (
+            read_all(options.tests) if options.tests else run_tests(["tests/cluster"], 0)
+        )  # one after the other, because they measure
         for promise, words in {**CLUSTER, **MACHINES, **cluster_check_and_ui.ON_A_CLUSTER}.items():
             yield line_of(promise, words, cases)
         yield from faults(cases)
         yield from stopped_runs(cases)
+        yield from cluster_check_and_ui.check_costs_of_pods(cases)
     if is_asked(LOST, options.words):
         for what, measured_text, budget, holds in lost_machine.faults(CUTS):
             yield Line(f"lost machine: {what}", budget, measured_text, holds)

@@ -62,7 +62,7 @@ def prove(
     if not requested:
         return
     cases = (
-        _read_all(options.tests)
+        read_all(options.tests)
         if options.tests
         else run_tests(_pytest_arguments(requested, options, paths), options.jobs)
     )
@@ -80,7 +80,8 @@ def run_tests(arguments: Sequence[str], jobs: int) -> Cases:
         return _read(report) if report.exists() else {}
 
 
-def _read_all(files: Sequence[Path]) -> Cases:
+def read_all(files: Sequence[Path]) -> Cases:
+    """The cases of these JUnit files, by `path::name`."""
     return {name: case for path in files for name, case in _read(path).items()}
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.acceptance import Line
+from benchmarks.acceptance import Cases, Line, has_passed
 from tests.datasets import write_dataset
 from tests.workflow.different import DIFFERENT
 from tests.workflow.test_golden import CASES
@@ -84,6 +84,22 @@ def check_costs() -> Iterator[Line]:
                 f"{cost:.1f} s ({statistics.median(with_check):.1f} with, {statistics.median(without):.1f} without)"
             )
             yield Line(what, f"<= {CHECK_BUDGET_S:g} s", summary_text, cost <= CHECK_BUDGET_S)
+
+
+def check_costs_of_pods(cases: Cases) -> Iterator[Line]:
+    """The same on a cluster, from the submission to the first iteration: tests/cluster/test_check_cost.py."""
+    seconds: dict[str, list[float]] = {"True": [], "False": []}
+    for case in cases.values():
+        properties = {one.get("name"): one.get("value", "") for one in case.iter("property")}
+        if "check" in properties and has_passed(case):
+            seconds[properties["check"]].append(float(properties["seconds"]))
+    promise, wanted = "check: cost of train's own, two pods on two machines", f"<= {CHECK_BUDGET_S:g} s"
+    if not all(seconds.values()):
+        yield Line(promise, wanted, "not measured", False)
+        return
+    with_check, without = (statistics.median(seconds[choice]) for choice in ("True", "False"))
+    summary_text = f"{with_check - without:.1f} s ({with_check:.1f} with, {without:.1f} without)"
+    yield Line(promise, wanted, summary_text, with_check - without <= CHECK_BUDGET_S)
 
 
 def _train(folder: Path, dataset: str, nodes: int, choice: str, number: int) -> float:

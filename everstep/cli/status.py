@@ -20,8 +20,6 @@ CLEAR = "\x1b[2J\x1b[H"
 WATCH_EVERY_S = 2.0
 ENDS = ("Succeeded", "Failed")
 """Conditions after which nothing changes any more."""
-OUT_OF_SERVICE = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
-"""The taint that declares a machine, and so its pods, shut down (Kubernetes, "Node Shutdowns")."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +69,19 @@ def read(runs: Path, name: str) -> dict[str, Any]:
 
 
 def read_on_cluster(namespace: str, name: str) -> dict[str, Any]:
-    """The status of a job on a cluster, with the steps' pods that were told to end and have not.
+    """The status of a job on a cluster, with the steps' pods that nobody will end.
 
     This environment's variables give access to the store. Raises BadInput.
     """
     from everstep.runtime.job.status import job_status
-    from everstep.runtime.submission.overdue_pods import overdue_pods, run_selector
+    from everstep.runtime.submission.overdue_pods import hosts_of, overdue_pods, run_selector, silent_since
     from everstep.runtime.submission.route import ApiError
 
     try:
         job = find_on_cluster(namespace, name)
-        late = overdue_pods(job.route.pods(run_selector(name.partition("/")[0])), time.time())
+        pods = job.route.pods(run_selector(name.partition("/")[0]))
+        silent = {one["metadata"]["name"]: silent_since(one) for one in job.route.nodes(hosts_of(pods))}
+        late = [{**one, "mend": _mend(one, job.route.namespace)} for one in overdue_pods(pods, silent, time.time())]
     except ApiError as error:
         raise BadInput(f"{name}: {error}") from None
     try:
@@ -121,11 +121,13 @@ def text(status: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _mend(pod: dict[str, str], namespace: str) -> str:
+    """Fenced by the journal: a step that lives on unseen can do no harm."""
+    return f"kubectl delete pod {pod['name']} -n {namespace} --force --grace-period=0"
+
+
 def _overdue(pod: dict[str, str]) -> str:
-    return (
-        f"the step's pod {pod['name']} should have ended at {pod['since']}, but node {pod['host']} has not said so. "
-        f"Argo waits. If that machine is off for good: kubectl taint node {pod['host']} {OUT_OF_SERVICE}"
-    )
+    return f"the step's pod {pod['name']} {pod['reason']}. Argo waits. If that machine is off for good: {pod['mend']}"
 
 
 def _phase(node: dict[str, Any]) -> str:

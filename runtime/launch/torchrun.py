@@ -144,7 +144,7 @@ def _add_rendezvous(taking: Any, switch: Any) -> None:
         "keep_alive_max_attempt, is_host",
         default="",
     )
-    switch("standalone", "one node that needs nothing else; of the rendezvous flags only --rdzv-id counts, with --store")
+    switch("standalone", "one node that needs nothing else; the rendezvous flags but --rdzv-id are ignored")
 
 
 def _add_workers(taking: Any, switch: Any) -> None:

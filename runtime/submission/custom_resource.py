@@ -1,16 +1,21 @@
 """The route through the Kubernetes API: the Workflow as a custom object, asked for with the one Kubernetes client."""
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from everstep.runtime.platform.kubernetes.api import ARGO, KubeApi, KubeError
 from everstep.runtime.submission.kube_config import read_access
 from everstep.runtime.submission.loop_thread import LoopThread
 from everstep.runtime.submission.needs import Needs
+from everstep.runtime.submission.overdue_pods import run_selector
 from everstep.runtime.submission.preflight import Finding, examine
+from everstep.runtime.submission.retry_patch import formulate
 from everstep.runtime.submission.route import ApiError, Trouble, trouble_for_status
 
 T = TypeVar("T")
+GRACE_S = 30
+"""What a pod gets to end that is deleted for a retry; all have ended."""
 
 
 class CustomResource:
@@ -53,11 +58,20 @@ class CustomResource:
         self.ask(lambda api: api.patch("workflows", name, {"spec": {"shutdown": verb.capitalize()}}))
 
     def retry(self, name: str) -> None:
-        """See Route. Raises ApiError: an Argo Server works out what is to run again, not the Kubernetes API."""
-        raise ApiError(
-            Trouble.OTHER,
-            f"retry: only an Argo Server does it; set ARGO_SERVER, or `argo -n {self.namespace} retry {name}`",
-        )
+        """See Route. What Argo's own command does."""
+        workflow = self.get(name)
+        if not (workflow.get("status") or {}).get("nodes"):
+            raise ApiError(
+                Trouble.OTHER,
+                f"workflow {name}: its steps are not in it, as they are too many or none has begun; only an Argo "
+                f"Server retries it: set ARGO_SERVER, or `argo -n {self.namespace} retry {name}`",
+            )
+        change, pods = formulate(workflow, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+        for pod in self.pods(run_selector(name)):
+            metadata = pod["metadata"]
+            if metadata["name"] in pods:
+                self.ask(lambda api, one=metadata: api.delete("pods", one["name"], one["uid"], GRACE_S))
+        self.ask(lambda api: api.patch("workflows", name, change))
 
     def changes(self, name: str) -> Iterator[dict[str, Any]]:
         """See Route. A stream that breaks off is opened again."""
@@ -88,6 +102,17 @@ class CustomResource:
     def pods(self, selector: str) -> list[dict[str, Any]]:
         """Those of the namespace with these labels. Raises ApiError."""
         return self.ask(lambda api: api.list("pods", selector))[0]
+
+    def nodes(self, names: Iterable[str]) -> list[dict[str, Any]]:
+        """The machines of these names that are there and may be read. Raises ApiError."""
+        objects = []
+        for name in sorted(names):
+            try:
+                objects.append(self.ask(lambda api, name=name: api.get("nodes", name)))
+            except ApiError as error:
+                if error.trouble not in (Trouble.FORBIDDEN, Trouble.NOT_FOUND):
+                    raise
+        return objects
 
     def execute(self, pod: str, container: str, command: Sequence[str], limit_s: float) -> bytes:
         """What the command prints in that container of a pod. Raises ApiError."""

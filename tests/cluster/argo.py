@@ -5,6 +5,7 @@ gives each pod this machine's Python environment, and asks for less CPU than the
 """
 
 import json
+import urllib.request
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,18 +15,23 @@ from everstep.runtime.platform.kubernetes.pods import JOB
 from tests.cluster import images, node
 from tests.cluster.kubectl import Kubectl
 from tests.cluster.layout import ADMIN, NODES, PLANE
+from tests.cluster.layout import NAMESPACE as JOBS
 from tests.cluster.lifecycle import ARGO
 from tests.cluster.namespace import STORE_SECRET
 from tests.cluster.plane import BUCKET
-from tests.cluster.processes import start
+from tests.cluster.processes import output_of, start, wait
 from tests.cluster.trainings import Training
 from tests.golang import build_programs
 
 ADDED = "_argo"
-"""The folder beside the programs' module with what the executor lacks on Linux and with this Kubernetes."""
+"""The folder in the programs' module with what Argo's lacks: the executor parts for Linux and for this Kubernetes, the
+server its built user interface."""
 NAMESPACE = "argo"
 """The controller's own."""
 ENDED = ("Succeeded", "Failed", "Error")
+PORT = 2746
+SERVER = {"ARGO_SERVER": f"http://{PLANE}:{PORT}"}
+"""The variables by which Argo's server is found."""
 
 
 def programs() -> Path:
@@ -47,6 +53,34 @@ def install(kubectl: Kubectl) -> None:
         images.EXECUTOR,
     ]  # fmt: skip
     start("argo", 0, controller, {"LEADER_ELECTION_DISABLE": "true", "DEFAULT_REQUEUE_TIME": "1s"})
+
+
+def command() -> Path:
+    """The program `argo`, which is also the server; built the first time. Raises NoGoError."""
+    return build_programs("argo", [f"{ARGO}/cmd/argo"], added={ARGO: ADDED}) / "argo"
+
+
+def run_argo(*words: str) -> str:
+    """What `argo` prints that asks the API server, as the administrator. Raises NoGoError, ClusterError."""
+    return output_of(command(), "--kubeconfig", ADMIN, "--namespace", JOBS, *words)
+
+
+def start_server() -> None:
+    """Argo's server, for anybody who asks it. Raises NoGoError, ClusterError."""
+    server = [
+        command(), "server", "--kubeconfig", ADMIN, "--namespace", NAMESPACE, "--auth-mode", "server", "--secure=false",
+        "--port", str(PORT),
+    ]  # fmt: skip
+    start("argo-server", 0, server)
+    wait(_server_answers, "Argo's server")
+
+
+def _server_answers() -> bool:
+    try:
+        with urllib.request.urlopen(f"{SERVER['ARGO_SERVER']}/api/v1/info", timeout=2):
+            return True
+    except OSError:
+        return False
 
 
 def _settings() -> dict[str, Any]:
@@ -74,19 +108,6 @@ def workflow(kubectl: Kubectl, name: str) -> dict[str, Any]:
 def phases(workflow: dict[str, Any]) -> dict[str, str]:
     """Of a workflow's nodes, by their display names."""
     return {node["displayName"]: node["phase"] for node in workflow["status"].get("nodes", {}).values()}
-
-
-def retry(training: "ByArgo") -> None:
-    """What `argo retry` does to a run whose only step has failed: no pod, no shutdown, and it runs again.
-
-    After "FormulateRetryWorkflow" of Argo's workflow/util.
-    """
-    kubectl, label = training.cluster.kubectl, "workflows.argoproj.io"
-    kubectl("delete", "pod", *(pod["metadata"]["name"] for pod in training.steps()))
-    nothing = {"phase": "Running", "message": None, "finishedAt": None, "nodes": None, "progress": None}
-    labels = {f"{label}/completed": None, f"{label}/phase": "Running"}
-    change = {"metadata": {"labels": labels}, "spec": {"shutdown": None}, "status": nothing}
-    kubectl("patch", "workflow", training.name, "--type=merge", "-p", json.dumps(change))
 
 
 @dataclass

@@ -1,15 +1,20 @@
 """The running cluster, for all tests of this folder: `make test-cluster`."""
 
+import json
+import secrets
 import signal
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster import lifecycle
+from everstep.runtime.store import open_store
+from tests.cluster import argo, lifecycle, processes
+from tests.cluster.argo import ByArgo
 from tests.cluster.lifecycle import Cluster
+from tests.cluster.plane import BUCKET
 from tests.cluster.trainings import Training, dataset_in
 from tests.golang import NoGoError
-from tests.harness import busy
+from tests.harness import ROOT, busy
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -48,3 +53,40 @@ def training(cluster: Cluster, dataset: str) -> Iterator[Training]:
     new_training = Training(cluster, dataset)
     yield new_training
     new_training.delete()
+
+
+@pytest.fixture(scope="module")
+def controller(cluster: Cluster) -> Iterator[None]:
+    """Argo's own, for the tests that ask for it; others have Workflows that nobody shall act on."""
+    try:
+        argo.install(cluster.kubectl)
+    except NoGoError as why:
+        pytest.skip(str(why))
+    yield
+    processes.stop("argo")
+
+
+@pytest.fixture
+def by_argo(cluster: Cluster, dataset: str) -> Iterator[ByArgo]:
+    """A train step of Argo's; whatever is left of it is deleted."""
+    new_training = ByArgo(cluster, dataset)
+    try:
+        yield new_training
+    finally:
+        new_training.delete()
+
+
+@pytest.fixture(scope="module")
+def lines() -> bytes:
+    """A small corpus: a document for each paragraph that Everstep's own documents have."""
+    pages = (ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
+    paragraphs = [one for page in sorted(pages) for one in page.read_text().split("\n\n")]
+    return "\n".join(json.dumps({"text": one}) for one in paragraphs).encode()
+
+
+@pytest.fixture(scope="module")
+def text(cluster: Cluster, lines: bytes) -> str:
+    """Its URI."""
+    folder, name = f"s3://{BUCKET}/text-{secrets.token_hex(3)}", "text.jsonl"
+    open_store(folder, environment=cluster.store).put(name, lines)
+    return f"{folder}/{name}"

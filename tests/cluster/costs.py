@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from tests.cluster.plane import SILENT_S
 from tests.harness import ROOT
 
 LAST = ROOT / ".pytest_cache/cluster.xml"
@@ -27,8 +28,8 @@ The seconds are the longest time between the ends of two new iterations, from th
 Only iterations that had already been reported count as done again; a machine without power cannot report its last half
 second. A pod that is asked to end leaves when its replacement is ready. The next round leaves a silent machine
 out, because nodes that stand still ask each other; it counts as lost after 30 s (`patience.silence` of the job). When
-the step's own machine is lost, Kubernetes asks its pods to end after 5 minutes; this test does so at once. 45 s later
-`everstep status` asks for the taint, the test sets it at once, and Argo retries the step.
+the step's own machine is lost, Kubernetes takes it for silent after {silent_s} s (usually 50 s). Then `everstep status`
+names the command that removes the step's pod; the test gives it at once, and Argo retries the step.
 
 Two figures are the median and the worst. The load is the machine's over 1 minute, tests included.
 `python -m tests.cluster.costs > docs/fault-costs.md` writes this page after `make test-cluster` (or from JUnit files).
@@ -78,7 +79,9 @@ def read_costs(files: Iterable[Path]) -> dict[str, list[Cost]]:
 
 def page(costs: Mapping[str, Sequence[Cost]], cores: int) -> str:
     """A line for each fault; of several times the median and the worst, and the range of the loads."""
-    return HEAD.format(cores=f"{cores} cores") + "".join(_line(fault, each) for fault, each in costs.items())
+    return HEAD.format(cores=f"{cores} cores", silent_s=SILENT_S) + "".join(
+        _line(fault, each) for fault, each in costs.items()
+    )
 
 
 def _line(fault: str, each: Sequence[Cost]) -> str:

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 
 import psutil
 
-from everstep.cli.status import OUT_OF_SERVICE
 from everstep.runtime.job.reasons import Reason
 from everstep.steps.train.nodes import POD_VARIABLE
 from tests import minio
 from tests.cluster import images, lifecycle, network, node, plane, processes
 from tests.cluster.costs import Cost, cost
 from tests.cluster.journal import Records, both_lost, has_fault, has_new_master, lost_nodes, taken_over, untouched_nodes
-from tests.cluster.layout import NODES, node_name
+from tests.cluster.layout import NAMESPACE, NODES, node_name
 from tests.cluster.trainings import PATIENCE_S, Training
 from tests.harness import ROUNDS, kill, wait_until
 
@@ -291,21 +290,24 @@ def _tried_again(training: Training, host: str) -> None:
 def masters_machine_lost(training: Training) -> float:
     """Power cut of the step's own machine: Argo waits for its pod until somebody says that the machine is off.
 
-    `everstep status` says that somebody has to; then the step is tried again elsewhere.
+    As soon as Kubernetes takes the machine for silent, `everstep status` names the command, which is given here at
+    once; then the step is tried again elsewhere.
     """
-    number, kubectl = elsewhere(training), training.cluster.kubectl
+    number, pod = elsewhere(training), training.pod
     is_missed, moment = is_missed_by(training, MASTERS_HOST), time.time()
     with powerless(int(MASTERS_HOST.rpartition("-")[2])):
-        _delete_pods(training, training.pod)  # Kubernetes does it after 5 minutes.
-        wait_until(lambda: f"node {MASTERS_HOST} {OUT_OF_SERVICE}" in training.status(), "the advice", PATIENCE_S, 1.0)
-        kubectl("taint", "node", MASTERS_HOST, OUT_OF_SERVICE)
-        try:
-            _tried_again(training, node_name(number))
-            wait_until(is_missed, "that the nodes there are missed", PATIENCE_S, pause_s=0.5)
-            goes_on(training)
-        finally:
-            kubectl("taint", "node", MASTERS_HOST, f"{OUT_OF_SERVICE}-")
+        remove_as_told(training, pod)
+        _tried_again(training, node_name(number))
+        wait_until(is_missed, "that the nodes there are missed", PATIENCE_S, pause_s=0.5)
+        goes_on(training)
     return moment
+
+
+def remove_as_told(training: Training, pod: str) -> None:
+    """Remove the step's pod as soon as `everstep status` says so, in its words."""
+    words = ["delete", "pod", pod, "-n", NAMESPACE, "--force", "--grace-period=0"]
+    wait_until(lambda: f"kubectl {' '.join(words)}" in training.status(), "the advice", PATIENCE_S, pause_s=1.0)
+    training.cluster.kubectl(*words)
 
 
 def api_server_stopped(training: Training) -> float:

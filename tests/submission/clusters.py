@@ -104,6 +104,10 @@ class _Handler(BaseHTTPRequestHandler):
         """As a POST."""
         self.do_POST()
 
+    def do_DELETE(self) -> None:
+        """As a POST."""
+        self.do_POST()
+
     def _ask(self, body: dict[str, Any]) -> None:
         url = urlsplit(self.path)
         query = {key: values[-1] for key, values in parse_qs(url.query).items()}
@@ -196,7 +200,7 @@ class KubeApi(_Handler):
                     lines = (e if isinstance(e, str) else json.dumps(e).encode() + b"\n" for e in events if e != END)
                     self.stream(lines, "application/json")
             case ["apis", "argoproj.io", "v1alpha1", "namespaces", _, "workflows", name] if self.command == "PATCH":
-                self.cluster.workflows[name]["spec"] = body["spec"]
+                self.cluster.workflows[name] = merge(self.cluster.workflows[name], body)
                 self.one(name)
             case ["apis", "argoproj.io", "v1alpha1", "namespaces", _, "workflows", name]:
                 self.one(name)
@@ -211,6 +215,9 @@ class KubeApi(_Handler):
             case ["api", "v1", "namespaces", _, "configmaps", name] if self.command == "PATCH":
                 self.cluster.config_maps[name]["data"] |= body["data"]
                 self.yes(self.cluster.config_maps[name])
+            case ["api", "v1", "namespaces", _, "pods", name] if self.command == "DELETE":
+                self.cluster.pods = [one for one in self.cluster.pods if one["metadata"]["name"] != name]
+                self.yes({"kind": "Status", "status": "Success"})
             case ["api", "v1", "namespaces", _, "pods"]:
                 key, _, value = query["labelSelector"].partition("=")
                 config_maps = [pod for pod in self.cluster.pods if pod["metadata"]["labels"].get(key) == value]
@@ -243,11 +250,21 @@ class KubeApi(_Handler):
         return self.yes({"kind": kind, "metadata": {"name": name}, **object_known})
 
 
+def merge(whole: Any, change: Any) -> Any:
+    """The whole after a JSON merge patch (RFC 7396)."""
+    if not isinstance(change, dict):
+        return change
+    whole = whole if isinstance(whole, dict) else {}
+    merged = {key: merge(whole.get(key), value) for key, value in change.items() if value is not None}
+    return {key: value for key, value in whole.items() if key not in change} | merged
+
+
 OBJECTS = (
     "serviceaccounts", "secrets", "priorityclasses", "workflowtemplates", "namespaces", "configmaps", "services",
+    "nodes",
 )  # fmt: skip
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-RARE = ("configmaps",)
+RARE = ("configmaps", "nodes")
 """Kinds of which there are only those that a test makes."""
 LISTS = ("resourcequotas", "endpointslices")
 GROUPS = ("scheduling.volcano.sh", "scheduling.x-k8s.io")

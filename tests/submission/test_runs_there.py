@@ -69,15 +69,34 @@ def test_a_run_is_ended(run: Cluster, verb: str) -> None:
     assert run.workflows["first"]["spec"] == {"shutdown": verb.capitalize()}
 
 
-def test_a_run_that_has_failed_is_retried_by_an_argo_server(
+def test_a_run_that_has_failed_is_retried(
     run: Cluster, environment: Environment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run.workflows["first"]["status"]["phase"] = "Failed"
-    by_server = "ARGO_SERVER" in environment
-    assert main(["workflow", "retry", "first", "-n", "ml"]) == (0 if by_server else 2)
-    assert ("asked Argo to retry" if by_server else "set ARGO_SERVER, or `argo -n ml retry first`") in (
-        capsys.readouterr().err
-    )
+    status = run.workflows["first"]["status"]
+    status |= {"phase": "Failed", "finishedAt": STARTED}
+    status["nodes"]["first"] |= {"phase": "Failed", "children": ["a", "b"]}
+    status["nodes"]["b"]["phase"] = "Failed"
+    label = {"workflows.argoproj.io/workflow": "first"}
+    run.pods = [{"metadata": {"name": name, "uid": name, "labels": label}} for name in ("a", "b")]
+    assert main(["workflow", "retry", "first", "-n", "ml"]) == 0
+    assert "asked Argo to retry" in capsys.readouterr().err
+    if "ARGO_SERVER" not in environment:
+        status = run.workflows["first"]["status"]
+        assert "phase" not in status
+        assert {key: one["phase"] for key, one in status["nodes"].items()} == {"first": "Running", "a": "Succeeded"}
+        assert [pod["metadata"]["name"] for pod in run.pods] == ["a"]
+
+
+def test_a_run_whose_steps_are_elsewhere_is_retried_by_an_argo_server_only(
+    run: Cluster, by_kube: Environment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ARGO_SERVER", raising=False)
+    for name, value in by_kube.items():
+        monkeypatch.setenv(name, value)
+    run.workflows["first"]["status"] = {"phase": "Failed", "offloadNodeStatusVersion": "fnv:1"}
+    assert main(["workflow", "retry", "first", "-n", "ml"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "set ARGO_SERVER, or `argo -n ml retry first`" in line
 
 
 @pytest.mark.parametrize(

@@ -53,16 +53,32 @@ def test_a_steps_pod_on_a_dead_machine_is_told_with_what_mends_it(
     assert page_text.startswith("uid-0-train: Running since")
     (line,) = (line for line in page_text.splitlines() if "pod" in line)
     assert "run-train-1" in line
-    assert "kubectl taint node m1 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute" in line
+    assert "kubectl delete pod run-train-1 -n ml --force --grace-period=0" in line
     assert main(["status", "run/train", "-n", "ml", "-o", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["overduePods"] == [{"name": "run-train-1", "host": "m1", "since": SINCE}]
+    (overdue,) = json.loads(capsys.readouterr().out)["overduePods"]
+    assert (overdue["name"], overdue["host"], overdue["since"]) == ("run-train-1", "m1", SINCE)
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_steps_pod_on_a_silent_machine_is_told_before_kubernetes_asks_it_to_end(
+    run: Cluster, silent: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.pods += [pod("run-train-1", deleted_at="")]
+    ready = {"type": "Ready", "status": "Unknown" if silent else "True", "lastTransitionTime": SINCE}
+    run.objects["nodes/m1"] = {"metadata": {"name": "m1"}, "status": {"conditions": [ready]}}
+    assert main(["status", "run", "-n", "ml"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "pod" in line]
+    assert len(lines) == silent
+    for line in lines:
+        assert f"pod run-train-1 is on node m1, which has been silent since {SINCE}" in line
+        assert "kubectl delete pod run-train-1 -n ml --force --grace-period=0" in line
 
 
 def test_pods_that_end_in_time_or_have_ended_are_not_told() -> None:
     assert [
-        overdue["name"] for overdue in overdue_pods([pod("a"), pod("b", deleted_at=""), pod("c", phase="Failed")], LATE)
+        one["name"] for one in overdue_pods([pod("a"), pod("b", deleted_at=""), pod("c", phase="Failed")], {}, LATE)
     ] == ["a"]
-    assert overdue_pods([pod("a")], LATE - 2) == []
+    assert overdue_pods([pod("a")], {}, LATE - 2) == []
 
 
 def test_where_the_store_cannot_be_read_the_pod_is_told_all_the_same(
@@ -73,7 +89,7 @@ def test_where_the_store_cannot_be_read_the_pod_is_told_all_the_same(
     assert main(["status", "run", "-n", "ml"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("everstep status: run: ")
-    assert "kubectl taint node m1" in line
+    assert "kubectl delete pod run-train-1" in line
 
 
 @pytest.mark.parametrize(
