@@ -115,7 +115,7 @@ def read_board(path: Path) -> Board | None:
                 changed_at, _text(phase), entered_count, completed_count, samples, waits, sampled_at, _text(name),
                 recent,
                 *_SPENT.unpack_from(data, _SPENT_AT),
-                _text(data[_STORE_AT:]),
+                store=_text(data[_STORE_AT:]),
             )  # fmt: skip
     return None
 
