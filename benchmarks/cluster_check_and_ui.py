@@ -90,7 +90,7 @@ def check_costs_of_pods(cases: Cases) -> Iterator[Line]:
     """The same on a cluster, from the submission to the first iteration: tests/cluster/test_check_cost.py."""
     seconds: dict[str, list[float]] = {"True": [], "False": []}
     for case in cases.values():
-        properties = {one.get("name"): one.get("value", "") for one in case.iter("property")}
+        properties = {element.get("name"): element.get("value", "") for element in case.iter("property")}
         if "check" in properties and has_passed(case):
             seconds[properties["check"]].append(float(properties["seconds"]))
     promise, wanted = "check: cost of train's own, two pods on two machines", f"<= {CHECK_BUDGET_S:g} s"

@@ -80,8 +80,8 @@ def read_on_cluster(namespace: str, name: str) -> dict[str, Any]:
     try:
         job = find_on_cluster(namespace, name)
         pods = job.route.pods(run_selector(name.partition("/")[0]))
-        silent = {one["metadata"]["name"]: silent_since(one) for one in job.route.nodes(hosts_of(pods))}
-        late = [{**one, "mend": _mend(one, job.route.namespace)} for one in overdue_pods(pods, silent, time.time())]
+        silent = {node["metadata"]["name"]: silent_since(node) for node in job.route.nodes(hosts_of(pods))}
+        late = [{**pod, "mend": _mend(pod, job.route.namespace)} for pod in overdue_pods(pods, silent, time.time())]
     except ApiError as error:
         raise BadInput(f"{name}: {error}") from None
     try:

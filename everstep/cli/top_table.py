@@ -54,14 +54,14 @@ def table(before: Reading, after: Reading) -> str:
     """The job in one line, a line for each rank, and who is slow."""
     seconds = max(after.at - before.at, 1e-9)
     boards = {worker.board.rank: worker.board for worker in before.workers}
-    paces = [pace(boards.get(one.board.rank, one.board), one.board, seconds) for one in after.workers]
+    paces = [pace(boards.get(worker.board.rank, worker.board), worker.board, seconds) for worker in after.workers]
     rows: list[tuple[str, ...]] = [_HEAD]
-    for worker, one in zip(after.workers, paces, strict=True):
-        earlier = boards.get(one.rank, worker.board)
+    for worker, own_pace in zip(after.workers, paces, strict=True):
+        earlier = boards.get(own_pace.rank, worker.board)
         is_same = (earlier.pid, earlier.round) == (worker.board.pid, worker.board.round)
         stall_s = worker.board.staging_s - (earlier.staging_s if is_same else worker.board.staging_s)
         cores = max(after.cpu_s.get(worker.board.pid, 0.0) - before.cpu_s.get(worker.board.pid, 0.0), 0.0) / seconds
-        rows.append(_row(worker, one, (stall_s / seconds, cores), seconds, after.devices.get(worker.board.pid)))
+        rows.append(_row(worker, own_pace, (stall_s / seconds, cores), seconds, after.devices.get(worker.board.pid)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join([_summary(before, after, paces, seconds), *lines, *filter(None, [sentence(paces)])])
@@ -86,7 +86,7 @@ def _summary(before: Reading, after: Reading, paces: Sequence[Pace], seconds: fl
     has_tokens = any(worker.board.tokens for worker in after.workers)
     parts = [
         f"iteration {max(worker.board.number for worker in after.workers)}",
-        f"{max(one.iterations for one in paces) / seconds:.2f} iterations/s",
+        f"{max(own_pace.iterations for own_pace in paces) / seconds:.2f} iterations/s",
         f"{max(tokens, 0.0) / seconds:,.0f}".replace(",", " ") + " tokens/s" if has_tokens else "tokens/s not reported",
         f"{len(after.workers)} of {first.world_size} ranks here",
         f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} here",
@@ -95,7 +95,11 @@ def _summary(before: Reading, after: Reading, paces: Sequence[Pace], seconds: fl
 
 
 def _row(
-    worker: LocalWorker, one: Pace, stall_and_cores: tuple[float, float], seconds: float, device: DeviceReading | None
+    worker: LocalWorker,
+    own_pace: Pace,
+    stall_and_cores: tuple[float, float],
+    seconds: float,
+    device: DeviceReading | None,
 ) -> tuple[str, ...]:
     board, (stall, cores) = worker.board, stall_and_cores
     try:
@@ -104,7 +108,7 @@ def _row(
         memory = "-"
     return (
         str(board.rank), worker.node, str(board.pid), str(board.round), str(board.number),
-        f"{one.iterations / seconds:.2f}", f"{one.waited * 100:.0f} %" if one.iteration_s else "-",
+        f"{own_pace.iterations / seconds:.2f}", f"{own_pace.waited * 100:.0f} %" if own_pace.iteration_s else "-",
         f"{min(stall, 1.0) * 100:.1f} %", f"{cores:.2f}", memory, _device_text(device), board.phase or "-",
     )  # fmt: skip
 

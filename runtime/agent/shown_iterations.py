@@ -50,8 +50,8 @@ class ShownIterations:
         if last is None or (last.pid, last.round) != (board.pid, board.round):
             last = Board(board.pid, board.rank, board.world_size, board.local_rank, board.round)
         if board.iteration > last.iteration:
-            for one in _between(last, board):
-                self.tell(one)
+            for iteration in _between(last, board):
+                self.tell(iteration)
             self._last = board
 
 

@@ -50,15 +50,15 @@ _EXPERIMENTS: Mapping[Kind, _Experiment] = {
 
 def resource_of(fault: Fault, name: str, pod: str, namespace: str) -> dict[str, Any]:
     """The resource of that name that does the fault to the pod; one that lasts ends by itself, too."""
-    one = _EXPERIMENTS[fault.kind]
+    blade = _EXPERIMENTS[fault.kind]
     matchers = {"names": pod, "namespace": namespace}
-    if one.scope == "container":
+    if blade.scope == "container":
         matchers["container-names"] = AGENT_CONTAINER
-    matchers |= {key: value.format(percent=round(100 * fault.share)) for key, value in one.matchers.items()}
-    if one.lasts:
+    matchers |= {key: value.format(percent=round(100 * fault.share)) for key, value in blade.matchers.items()}
+    if blade.lasts:
         matchers["timeout"] = str(math.ceil(fault.seconds))
     experiment = {
-        "scope": one.scope, "target": one.target, "action": one.action, "desc": f"{fault.kind} of {pod}",
+        "scope": blade.scope, "target": blade.target, "action": blade.action, "desc": f"{fault.kind} of {pod}",
         "matchers": [{"name": key, "value": [value]} for key, value in matchers.items()],
     }  # fmt: skip
     return {
@@ -119,10 +119,13 @@ class ChaosBladeInjector:
         while time.monotonic() < deadline:
             status = (await self._api.get("chaosblades", name)).get("status") or {}
             each = status.get("expStatuses") or []
-            if status.get("phase") == FAILED or any(one.get("error") for one in each):
+            if status.get("phase") == FAILED or any(resource.get("error") for resource in each):
                 raise NotFiredError(f"ChaosBlade: {_errors(each) or status.get('phase')}")
-            if status.get("phase") == RUNNING and each and all(one["success"] for one in each):
-                states = ", ".join(f"{one['scope']} {one['target']} {one['action']} {one['state']}" for one in each)
+            if status.get("phase") == RUNNING and each and all(resource["success"] for resource in each):
+                states = ", ".join(
+                    f"{resource['scope']} {resource['target']} {resource['action']} {resource['state']}"
+                    for resource in each
+                )
                 return f"ChaosBlade's {name}: {states}"
             await asyncio.sleep(LOOK_S)
         raise NotFiredError(f"ChaosBlade's operator has not begun {name} within {SEEN_S:.0f} s: does it run?")
@@ -144,5 +147,5 @@ class ChaosBladeInjector:
 
 def _errors(experiments: list[dict[str, Any]]) -> str:
     """What the operator says is wrong, in one line."""
-    resources = [one for experiment in experiments for one in experiment.get("resStatuses") or []]
-    return "; ".join(dict.fromkeys(one["error"] for one in [*experiments, *resources] if one.get("error")))
+    resources = [resource for experiment in experiments for resource in experiment.get("resStatuses") or []]
+    return "; ".join(dict.fromkeys(state["error"] for state in [*experiments, *resources] if state.get("error")))

@@ -121,7 +121,7 @@ async def load_cores(fault: Fault) -> str:
     cores = len(os.sched_getaffinity(0))
     burning = [await start_load("cpu", f"{fault.share}", f"{fault.seconds}") for _ in range(cores)]
     before = psutil.cpu_times()
-    await asyncio.gather(*(one.wait() for one in burning))
+    await asyncio.gather(*(process.wait() for process in burning))
     after = psutil.cpu_times()
     ticks = sum(after[:8]) - sum(before[:8])
     idle = after.idle - before.idle

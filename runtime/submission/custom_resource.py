@@ -70,7 +70,7 @@ class CustomResource:
         for pod in self.pods(run_selector(name)):
             metadata = pod["metadata"]
             if metadata["name"] in pods:
-                self.ask(lambda api, one=metadata: api.delete("pods", one["name"], one["uid"], GRACE_S))
+                self.ask(lambda api, metadata=metadata: api.delete("pods", metadata["name"], metadata["uid"], GRACE_S))
         self.ask(lambda api: api.patch("workflows", name, change))
 
     def changes(self, name: str) -> Iterator[dict[str, Any]]:

@@ -28,7 +28,9 @@ def hosts_of(pods: Iterable[Pod]) -> set[str]:
 def silent_since(node: Mapping[str, Any]) -> str:
     """Since when the machine's kubelet has been silent; "": it is not."""
     conditions = (node.get("status") or {}).get("conditions") or ()
-    silent = [one for one in conditions if one["type"] == "Ready" and one["status"] == "Unknown"]
+    silent = [
+        condition for condition in conditions if condition["type"] == "Ready" and condition["status"] == "Unknown"
+    ]
     return silent[0]["lastTransitionTime"] if silent else ""
 
 

@@ -30,7 +30,7 @@ def formulate(workflow: Mapping[str, Any], now: str) -> tuple[dict[str, Any], se
     changes: dict[str, Any] = dict.fromkeys(forgotten)
     for key in nodes.keys() - forgotten:
         change = {
-            field: [one for one in nodes[key][field] if one not in forgotten]
+            field: [child for child in nodes[key][field] if child not in forgotten]
             for field in ("children", "outboundNodes")
             if not forgotten.isdisjoint(nodes[key].get(field) or ())
         }
@@ -46,7 +46,8 @@ def _change_of_workflow(workflow: Mapping[str, Any], nodes: Mapping[str, Any], n
     """The patch; it holds for this version of the Workflow only."""
     status = workflow["status"]
     conditions = [
-        {**one, "status": "False"} if one.get("type") == "Completed" else one for one in status.get("conditions") or ()
+        {**condition, "status": "False"} if condition.get("type") == "Completed" else condition
+        for condition in status.get("conditions") or ()
     ]
     ended = ("phase", "message", "finishedAt", "persistentVolumeClaims")
     change = {**dict.fromkeys(ended), "startedAt": now, "conditions": conditions, "nodes": dict(nodes)}
@@ -68,7 +69,7 @@ def _failures(nodes: Nodes) -> set[str]:
             is_try = (node.get("nodeFlag") or {}).get("retried") and key in parents
             start = parents[key] if is_try else key
             later = _descendants(nodes, [start]) - {start}
-            if not any(nodes[one].get("phase") == Phase.SUCCEEDED for one in later):
+            if not any(nodes[successor].get("phase") == Phase.SUCCEEDED for successor in later):
                 failures.add(key)
     return failures
 

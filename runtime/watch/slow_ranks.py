@@ -199,7 +199,7 @@ def _explain(worst: Pace, others: Sequence[Pace]) -> tuple[SlowPart, str]:
         return SlowPart.DATA, f"it waits {data:.3g} s longer for its data loader"
     if staging >= enough:
         return SlowPart.STAGING, f"saves take {staging:.3g} s longer"
-    if worst.lowered and any(one.lowered != worst.lowered for one in others):
+    if worst.lowered and any(rank_pace.lowered != worst.lowered for rank_pace in others):
         return SlowPart.GPU, f"its clocks are lowered: {worst.lowered}"
     return SlowPart.COMPUTE, "it waits for neither data, nor saves, nor its host's CPU or disk"
 

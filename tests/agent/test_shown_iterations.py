@@ -18,12 +18,12 @@ class Script:
         self.watch = ShownIterations(lambda: self.board, self.told.append)
 
     def train(self, *seconds: float, stall_s: float = 0.0, evaluation_s: float = 0.0) -> None:
-        for one in seconds:
+        for iteration_s in seconds:
             board = self.board
             assert board is not None
             recent = list(board.recent)
-            recent[(board.iteration + 1) % RECENT] = one if board.iteration else 0.0
-            ended_at = (board.ended_at or 1000.0) + one
+            recent[(board.iteration + 1) % RECENT] = iteration_s if board.iteration else 0.0
+            ended_at = (board.ended_at or 1000.0) + iteration_s
             self.board = board._replace(iteration=board.iteration + 1, ended_at=ended_at, recent=tuple(recent))
         assert self.board is not None
         spent = {"staging_s": self.board.staging_s + stall_s, "evaluation_s": self.board.evaluation_s + evaluation_s}
@@ -49,7 +49,7 @@ def test_the_longest_iteration_of_a_look_has_its_save_and_its_evaluation() -> No
     script.watch.look()
     script.train(0.5, 4.0, 0.5, stall_s=1.0, evaluation_s=2.5)
     script.watch.look()
-    assert [(one.iteration, one.stall_s, one.evaluation_s) for one in script.told[1:]] == [
+    assert [(iteration.iteration, iteration.stall_s, iteration.evaluation_s) for iteration in script.told[1:]] == [
         (2, 0.0, 0.0), (3, 1.0, 2.5), (4, 0.0, 0.0)
     ]  # fmt: skip
 
@@ -90,6 +90,6 @@ def test_however_often_one_looks_all_seconds_are_told(looks: list[list[float]]) 
         script.train(*some)
         script.watch.look()
     told = script.told[1:]
-    assert sum(one.seconds for one in told) == pytest.approx(sum(map(sum, looks)))
-    assert [one.ended_at for one in told] == sorted(one.ended_at for one in told)
+    assert sum(iteration.seconds for iteration in told) == pytest.approx(sum(map(sum, looks)))
+    assert [iteration.ended_at for iteration in told] == sorted(iteration.ended_at for iteration in told)
     assert (told[-1].iteration if told else 1) == 1 + sum(map(len, looks))

@@ -59,7 +59,7 @@ def test_each_experiment_is_a_training_beside_its_fault_after_a_reference_of_its
 def test_chaosblades_operator_gets_the_faults_that_it_can_do() -> None:
     task_names = tasks("process-crash,network-loss", chaosblade=True)
     by_operator = {
-        name: {one["name"]: one["value"] for one in task["arguments"]["parameters"]}.get("chaosblade")
+        name: {parameter["name"]: parameter["value"] for parameter in task["arguments"]["parameters"]}.get("chaosblade")
         for name, task in task_names.items()
         if name.startswith("chaos-")
     }

@@ -241,9 +241,9 @@ def agent() -> Iterator[subprocess.Popen[bytes]]:
     wait_until(lambda: victims.workers_of(process.pid), "it has all its processes")
     below = psutil.Process(process.pid).children(recursive=True)
     yield process
-    for one in below:
+    for child in below:
         with suppress(psutil.NoSuchProcess):
-            one.kill()
+            child.kill()
     process.kill()
     process.wait()
 

@@ -159,7 +159,9 @@ def test_a_pod_that_chaosblade_deletes_is_seen_to_go(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(operator, "answer", answer)
     inject(tmp_path, Fault(Kind.PREEMPT, "worker-1-0"), server, by_blade=True)
-    assert [(one.scope, one.target, one.action) for one in operator.experiments] == [("pod", "pod", "delete")]
+    assert [(experiment.scope, experiment.target, experiment.action) for experiment in operator.experiments] == [
+        ("pod", "pod", "delete")
+    ]
 
 
 def test_what_chaosblade_cannot_do_has_not_fired_and_nothing_is_left(tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def by_argo(cluster: Cluster, dataset: str) -> Iterator[ByArgo]:
 def lines() -> bytes:
     """A small corpus: a document for each paragraph that Everstep's own documents have."""
     pages = (ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
-    paragraphs = [one for page in sorted(pages) for one in page.read_text().split("\n\n")]
-    return "\n".join(json.dumps({"text": one}) for one in paragraphs).encode()
+    paragraphs = [paragraph for page in sorted(pages) for paragraph in page.read_text().split("\n\n")]
+    return "\n".join(json.dumps({"text": paragraph}) for paragraph in paragraphs).encode()
 
 
 @pytest.fixture(scope="module")

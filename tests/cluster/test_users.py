@@ -53,13 +53,13 @@ def last_iteration(run: ByArgo) -> int:
     """Of a run whose pods have all ended; they are in the store."""
     wait_until(lambda: not run.nodes(), "the end of every pod", PATIENCE_S, pause_s=0.2)
     assert run.not_stored() == 0
-    return max([run.iteration(), *(one["iteration"] for one in run.records_of("JobEnded"))])
+    return max([run.iteration(), *(record["iteration"] for record in run.records_of("JobEnded"))])
 
 
 def require_nothing_again(run: ByArgo, records_before: int, iterations: int, since: float) -> None:
     """It goes on after those iterations."""
     faults.goes_on(run)
-    (first, *_) = (one["round"] for one in run.records()[records_before:] if one["kind"] == "RoundFormed")
+    (first, *_) = (record["round"] for record in run.records()[records_before:] if record["kind"] == "RoundFormed")
     assert first["restore"]["iteration"] >= iterations
     assert cost(run.reports(), since).lost == 0
     assert run.in_order()
@@ -128,7 +128,7 @@ def test_a_size_beyond_the_bounds_is_refused_at_the_prompt(by_argo: ByArgo) -> N
 @pytest.fixture
 def machines(cluster: Cluster) -> Iterator[list[str]]:
     """The machines; a test may cordon them."""
-    names = [node_name(one + 1) for one in range(NODES)]
+    names = [node_name(number + 1) for number in range(NODES)]
     yield names
     cluster.kubectl("uncordon", *names)
 

@@ -86,12 +86,12 @@ class BladeOperator:
             resource["status"] = {"phase": "Initialized", "expStatuses": []}
             return
         statuses = []
-        for one in resource["spec"]["experiments"]:
+        for experiment in resource["spec"]["experiments"]:
             state = {"state": "Error", "success": False, "error": self._error}
             if not self._error:
                 state = {"state": "Success", "success": True}
-            resources = [{"kind": one["scope"], **state}]
+            resources = [{"kind": experiment["scope"], **state}]
             statuses.append(
-                {key: one[key] for key in ("scope", "target", "action")} | state | {"resStatuses": resources}
+                {key: experiment[key] for key in ("scope", "target", "action")} | state | {"resStatuses": resources}
             )
         resource["status"] = {"phase": "Error" if self._error else "Running", "expStatuses": statuses}

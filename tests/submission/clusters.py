@@ -216,7 +216,7 @@ class KubeApi(_Handler):
                 self.cluster.config_maps[name]["data"] |= body["data"]
                 self.yes(self.cluster.config_maps[name])
             case ["api", "v1", "namespaces", _, "pods", name] if self.command == "DELETE":
-                self.cluster.pods = [one for one in self.cluster.pods if one["metadata"]["name"] != name]
+                self.cluster.pods = [pod for pod in self.cluster.pods if pod["metadata"]["name"] != name]
                 self.yes({"kind": "Status", "status": "Success"})
             case ["api", "v1", "namespaces", _, "pods"]:
                 key, _, value = query["labelSelector"].partition("=")

@@ -22,7 +22,7 @@ def workflow(*nodes: dict[str, Any]) -> dict[str, Any]:
     labels = {"workflows.argoproj.io/completed": "true", "mine": "1"}
     status = {
         "phase": "Failed", "finishedAt": NOW, "message": "Stopped with strategy 'Stop'",
-        "conditions": [{"type": "Completed", "status": "True"}], "nodes": {one["id"]: one for one in nodes},
+        "conditions": [{"type": "Completed", "status": "True"}], "nodes": {node["id"]: node for node in nodes},
     }  # fmt: skip
     metadata = {"name": "run", "resourceVersion": "7", "labels": labels, "annotations": annotations}
     return {"metadata": metadata, "spec": {"shutdown": "Stop", "entrypoint": "main"}, "status": status}
@@ -50,7 +50,7 @@ def test_a_stopped_pipeline_begins_at_its_training_again() -> None:
     assert not status.keys() & {"phase", "message", "finishedAt"}
     assert status["conditions"] == [{"type": "Completed", "status": "False"}]
     nodes = status["nodes"]
-    assert {key: one["phase"] for key, one in nodes.items()} == {
+    assert {key: node["phase"] for key, node in nodes.items()} == {
         "run": "Running", "tokenize": "Succeeded", "tokenize(0)": "Succeeded", "train": "Running",
     }  # fmt: skip
     assert nodes["train"]["children"] == nodes["run"]["outboundNodes"] == []
@@ -83,7 +83,7 @@ def test_groups_of_steps_around_a_failed_one_run_again_and_those_before_do_not()
     )
     change, pods = formulate(run, NOW)
     assert pods == {"last"}
-    assert {key: one["phase"] for key, one in merge(run, change)["status"]["nodes"].items()} == {
+    assert {key: node["phase"] for key, node in merge(run, change)["status"]["nodes"].items()} == {
         "run": "Running", "[0]": "Succeeded", "first": "Succeeded", "[1]": "Running", "beside": "Succeeded",
         "inner": "Running",
     }  # fmt: skip

@@ -83,7 +83,7 @@ def test_a_run_that_has_failed_is_retried(
     if "ARGO_SERVER" not in environment:
         status = run.workflows["first"]["status"]
         assert "phase" not in status
-        assert {key: one["phase"] for key, one in status["nodes"].items()} == {"first": "Running", "a": "Succeeded"}
+        assert {key: node["phase"] for key, node in status["nodes"].items()} == {"first": "Running", "a": "Succeeded"}
         assert [pod["metadata"]["name"] for pod in run.pods] == ["a"]
 
 

@@ -76,7 +76,7 @@ def test_a_steps_pod_on_a_silent_machine_is_told_before_kubernetes_asks_it_to_en
 
 def test_pods_that_end_in_time_or_have_ended_are_not_told() -> None:
     assert [
-        one["name"] for one in overdue_pods([pod("a"), pod("b", deleted_at=""), pod("c", phase="Failed")], {}, LATE)
+        pod["name"] for pod in overdue_pods([pod("a"), pod("b", deleted_at=""), pod("c", phase="Failed")], {}, LATE)
     ] == ["a"]
     assert overdue_pods([pod("a")], {}, LATE - 2) == []
 

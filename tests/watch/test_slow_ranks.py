@@ -32,7 +32,7 @@ def test_ranks_that_wait_alike_are_not_slow() -> None:
 
 
 def test_devices_that_are_all_slowed_down_alike_do_not_explain_one_rank() -> None:
-    hot = [msgspec.structs.replace(one, lowered="too hot (driver)") for one in [*ALIKE, SLOW]]
+    hot = [msgspec.structs.replace(rank_pace, lowered="too hot (driver)") for rank_pace in [*ALIKE, SLOW]]
     verdict = judge_paces(hot)
     assert verdict is not None
     assert verdict.part is SlowPart.COMPUTE
