@@ -2,27 +2,37 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from everstep.runtime.system.gpu_readings import DeviceReading, NoReadingsError, open_nvml, read_devices
 
 EVERY_S = 30.0
 
 
-async def watch_devices(
-    names: Sequence[str], add: Callable[[Mapping[str, float | int | str]], None], say: Callable[[str], None]
-) -> None:
-    """Add a line of telemetry every EVERY_S until cancelled, or until the driver says nothing more, which is said.
+@dataclass
+class DeviceWatch:
+    """The devices of one node; `run` keeps reading them."""
 
-    `names`: as CUDA_VISIBLE_DEVICES has them; without devices nothing is said.
-    """
-    try:
-        nvml = open_nvml() if names else None
-        while nvml is not None:
-            await asyncio.sleep(EVERY_S)
-            add(line_of(await asyncio.to_thread(read_devices, nvml, names)))
-    except NoReadingsError as error:
-        say(f"telemetry has nothing of this node's devices: {error}")
-    await asyncio.Event().wait()
+    names: Sequence[str]
+    """As CUDA_VISIBLE_DEVICES has them; without devices nothing is said."""
+    add: Callable[[Mapping[str, float | int | str]], None]
+    say: Callable[[str], None]
+    lowered: str = ""
+    """Why clocks of the devices were lowered at the last reading; empty if they were not."""
+
+    async def run(self) -> None:
+        """Add a line of telemetry every EVERY_S, until cancelled. That the driver says nothing more is said once."""
+        try:
+            nvml = open_nvml() if self.names else None
+            while nvml is not None:
+                await asyncio.sleep(EVERY_S)
+                line = line_of(await asyncio.to_thread(read_devices, nvml, self.names))
+                self.lowered = str(line["lowered"])
+                self.add(line)
+        except NoReadingsError as error:
+            self.lowered = ""
+            self.say(f"telemetry has nothing of this node's devices: {error}")
+        await asyncio.Event().wait()
 
 
 def line_of(readings: Sequence[DeviceReading]) -> dict[str, float | int | str]:

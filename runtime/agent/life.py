@@ -19,7 +19,7 @@ import msgspec
 from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
 from everstep.runtime.agent.dependencies import AgentStatus, Dependencies, Ending, Leave, LocalResources
-from everstep.runtime.agent.device_watch import watch_devices
+from everstep.runtime.agent.device_watch import DeviceWatch
 from everstep.runtime.agent.directives import local_workers, run_self_test, write_stacks
 from everstep.runtime.agent.keeper_reports import KeeperReports
 from everstep.runtime.agent.last_state import LastState
@@ -113,12 +113,13 @@ class AgentLifecycle:
         self._neighbours = NeighbourWatch(
             questions, self._progress.observe, lambda: self._talk.waits, self._report_silent
         )
-        self._paces = PaceWatch(self._boards, time.monotonic)
         self._spare_keeper = SpareKeeper(
             settings, resources.folder, self._workers, lambda: client.training(settings.role),
             lambda: self._link.seat, self._has_trained,
         )  # fmt: skip
         self._sender = TelemetrySender(client, self._talk, dependencies.say, self._carry_out, self._progress.observe)
+        self._devices = DeviceWatch(machine_devices(os.environ), self._sender.add, dependencies.note)
+        self._paces = PaceWatch(self._boards, time.monotonic, lambda: self._devices.lowered)
 
     async def open(self) -> None:
         """Listen for workers."""
@@ -145,7 +146,7 @@ class AgentLifecycle:
             self._watch_notice,
             self._neighbours.run,
             self._paces.run,
-            lambda: watch_devices(machine_devices(os.environ), self._sender.add, self._dependencies.note),
+            self._devices.run,
             self._background.wait_for_failure,
         ]
         parts += [self._warn_without_everstep] if self._settings.any_script else []

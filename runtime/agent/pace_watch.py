@@ -33,6 +33,8 @@ class PaceWatch:
     boards: Callable[[], Mapping[int, Board]]
     """By local rank: those that run."""
     clock: Callable[[], float]
+    lowered: Callable[[], str] = str
+    """Why the clocks of the node's devices are lowered; empty if they are not."""
     _began_at: float = 0.0
     _looks: dict[int, _Look] = field(default_factory=dict)
     _paces: tuple[Pace, ...] = ()
@@ -80,8 +82,10 @@ class PaceWatch:
             if (one := self._looks.get(local_rank)) is not None and one.looks:
                 in_kernel_s = seconds * one.in_kernel / one.looks
                 use = after[local_rank].since(one.use)._replace(disk_wait_s=in_kernel_s)
-                is_known = not one.evaluated
-                paces.append(pace(one.board, board, seconds, use) if is_known else Pace(board.rank, 0, 0, 0.0, 0.0))
+                paces.append(
+                    Pace(board.rank, 0, 0, 0.0, 0.0) if one.evaluated
+                    else pace(one.board, board, seconds, use, self.lowered())
+                )  # fmt: skip
         self._began_at = now
         self._looks = {local_rank: _Look(board, after[local_rank]) for local_rank, board in boards.items()}
         self._paces = tuple(paces) or self._paces

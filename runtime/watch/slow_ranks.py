@@ -2,8 +2,9 @@
 
 In data-parallel training all ranks take the same time per iteration: fast ones wait in collectives for the slow one.
 A rank's own time is what it does not spend there. What explains at least half of what a slow rank takes longer than the
-others is named: its node's memory, disk or CPU first, then data and saves, else its computation. If no rank's own time
-is long, but all wait, it is the network, where the kernel's figures of the connections show that.
+others is named: its node's memory, disk or CPU first, then data and saves, then lowered clocks of its devices where
+others have none, else its computation. If no rank's own time is long, but all wait, it is the network, where the
+kernel's figures of the connections show that.
 """
 
 import math
@@ -44,6 +45,7 @@ class SlowPart(StrEnum):
     CPU = "host: CPU"
     MEMORY = "host: memory"
     DISK = "host: disk"
+    CLOCKS = "host: GPU clocks"
     NETWORK = "communication"
 
 
@@ -86,6 +88,8 @@ class Pace(msgspec.Struct, frozen=True):
     faults_hz: float = 0.0
     resent_hz: float = 0.0
     rtt_s: float = 0.0
+    lowered: str = ""
+    """Why the clocks of its node's devices are lowered; empty if they are not, or nobody could ask."""
 
     @property
     def own_s(self) -> float:
@@ -102,8 +106,11 @@ class SlowVerdict(msgspec.Struct, frozen=True):
     sentence: str
 
 
-def pace(before: Board, after: Board, seconds: float, use: HostUse | None = None) -> Pace:
-    """The times of a rank between two readings of its board, `seconds` apart. `use`: of its machine, between them."""
+def pace(before: Board, after: Board, seconds: float, use: HostUse | None = None, lowered: str = "") -> Pace:
+    """The times of a rank between two readings of its board, `seconds` apart.
+
+    `use`: of its machine, between them; `lowered`: why its devices' clocks are.
+    """
     use = use or HostUse()
     iterations, samples = after.iteration - before.iteration, after.samples - before.samples
     if before.pid != after.pid or before.round != after.round or iterations < 1 or samples < _FEWEST_SAMPLES:
@@ -115,7 +122,7 @@ def pace(before: Board, after: Board, seconds: float, use: HostUse | None = None
         after.rank, iterations, samples, waited, seconds / iterations,
         (after.data_s - before.data_s) / iterations, (after.staging_s - before.staging_s) / iterations,
         use.cpu_wait_s / iterations, use.disk_wait_s / iterations,
-        use.major_faults / seconds, use.resent / seconds, use.rtt_s,
+        use.major_faults / seconds, use.resent / seconds, use.rtt_s, lowered,
     )  # fmt: skip
 
 
@@ -189,6 +196,8 @@ def _explain(worst: Pace, others: Sequence[Pace]) -> tuple[SlowPart, str]:
         return SlowPart.DATA, f"it waits {data:.3g} s longer for its data loader"
     if staging >= enough:
         return SlowPart.STAGING, f"saves take {staging:.3g} s longer"
+    if worst.lowered and not all(one.lowered for one in others):
+        return SlowPart.CLOCKS, worst.lowered
     return SlowPart.COMPUTE, "it waits for neither data, nor saves, nor its host's CPU or disk"
 
 

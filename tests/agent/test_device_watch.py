@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from everstep.runtime.agent import device_watch
-from everstep.runtime.agent.device_watch import watch_devices
+from everstep.runtime.agent.device_watch import DeviceWatch
 from tests.diagnosis.fake_nvml import Device, FakeNvml
 
 
@@ -21,12 +21,14 @@ def watch(names: tuple[str, ...], count: int = 1) -> tuple[list[dict[str, Any]],
             enough.set()
 
     async def run() -> None:
-        watching = asyncio.create_task(watch_devices(names, lambda line: note(added, line), lambda t: note(said, t)))
+        devices = DeviceWatch(names, lambda line: note(added, line), lambda text: note(said, text))
+        watching = asyncio.create_task(devices.run())
         try:
             async with asyncio.timeout(30 if count else 0.01):
                 await enough.wait()
         except TimeoutError:
             assert not count
+        assert devices.lowered == (added[-1]["lowered"] if added else "")
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
 

@@ -55,15 +55,23 @@ SLOW = Pace(3, 30, 50, 0.0, 3.0, 0.1, 0.1, 0.01, 0.01, 0.0, 0.0, 0.0001)
         ({"disk_wait_s": 2.0, "faults_hz": 900.0}, SlowPart.MEMORY, "host: memory: it reads 900 pages a second"),
         ({"disk_wait_s": 2.01, "data_s": 2.2}, SlowPart.DISK, "it waits 2 s longer for it while it loads data"),
         ({"cpu_wait_s": 0.4, "data_s": 0.4}, SlowPart.COMPUTE, "compute"),
+        ({"lowered": "too hot (driver)"}, SlowPart.CLOCKS, "host: GPU clocks: too hot (driver)"),
+        ({"lowered": "too hot (driver)", "data_s": 2.0}, SlowPart.DATA, "data"),
     ],
 )
 def test_what_explains_half_of_the_time_that_it_takes_longer_is_named(
-    changes: dict[str, float], part: SlowPart, words: str
+    changes: dict[str, float | str], part: SlowPart, words: str
 ) -> None:
     verdict = judge_paces([*ALIKE, msgspec.structs.replace(SLOW, **changes)])
     assert verdict is not None
     assert (verdict.ranks, verdict.part) == ((3,), part)
     assert words in verdict.sentence
+
+
+def test_clocks_that_all_have_lowered_make_nobody_slow() -> None:
+    verdict = judge_paces([msgspec.structs.replace(one, lowered="too hot (driver)") for one in [*ALIKE, SLOW]])
+    assert verdict is not None
+    assert verdict.part is SlowPart.COMPUTE
 
 
 @pytest.mark.parametrize(
