@@ -42,7 +42,7 @@ from everstep.runtime.protocol.messages import Action, Directive, Heartbeat, Joi
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME
 from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
-from everstep.runtime.system.kernel_log import kernel_messages
+from everstep.runtime.system.kernel_log import KernelLog
 from everstep.runtime.watch.board import read_board
 from everstep.runtime.watch.board_fields import Board
 
@@ -118,6 +118,7 @@ class AgentLifecycle:
             lambda: self._link.seat, self._has_trained,
         )  # fmt: skip
         self._sender = TelemetrySender(client, self._talk, dependencies.say, self._carry_out, self._progress.observe)
+        self._kernel_log = KernelLog()
         self._devices = DeviceWatch(machine_devices(os.environ), self._sender.add, dependencies.note)
         self._paces = PaceWatch(self._boards, time.monotonic, lambda: self._devices.lowered)
 
@@ -131,6 +132,7 @@ class AgentLifecycle:
         await self._workers.close()
         await self._link.close()
         await self._background.cancel()
+        self._kernel_log.close()
         self.keeper.close()
 
     async def run(self, may_join: asyncio.Event | None = None) -> Ending:
@@ -313,7 +315,7 @@ class AgentLifecycle:
         oom = end.exit_code == -signal.SIGKILL and self._oom.rose_since_last_call()
         why = ", out of memory" if oom else ""
         was_killed = end.exit_code < 0
-        kernel = await self._run_in_thread(kernel_messages, time.monotonic() - _KERNEL_S, end.pid) if was_killed else ()
+        kernel = self._kernel_log.messages(time.monotonic() - _KERNEL_S, end.pid) if was_killed else ()
         self._say(f"round {seat.round}: rank {rank} ended with exit code {end.exit_code}{why} at iteration {iteration}")
         report = fault_message(self._settings.node, seat, end, iteration, oom, kernel)
         died_at = end.time or time.time()
