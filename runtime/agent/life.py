@@ -44,7 +44,7 @@ from everstep.runtime.protocol.messages import Action, Directive, Heartbeat, Joi
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME
 from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
-from everstep.runtime.system.kernel_log import kernel_messages
+from everstep.runtime.system.kernel_log import KernelLog
 from everstep.runtime.watch.board import read_board
 from everstep.runtime.watch.board_fields import Board
 
@@ -118,6 +118,7 @@ class AgentLifecycle:
         self._sender = TelemetrySender(
             client, self._dialogue, dependencies.say, self._carry_out, self._progress.observe
         )
+        self._kernel_log = KernelLog()
 
     async def open(self) -> None:
         """Listen for workers."""
@@ -129,6 +130,7 @@ class AgentLifecycle:
         await self._workers.close()
         await self._link.close()
         await self._background.cancel()
+        self._kernel_log.close()
         self.keeper.close()
 
     async def run(self, may_join: asyncio.Event | None = None) -> Ending:
@@ -306,7 +308,7 @@ class AgentLifecycle:
         oom = end.exit_code == -signal.SIGKILL and self._oom.rose_since_last_call()
         why = ", out of memory" if oom else ""
         was_killed = end.exit_code < 0
-        kernel = await self._run_in_thread(kernel_messages, time.monotonic() - _KERNEL_S, end.pid) if was_killed else ()
+        kernel = self._kernel_log.messages(time.monotonic() - _KERNEL_S, end.pid) if was_killed else ()
         self._say(f"round {seat.round}: rank {rank} ended with exit code {end.exit_code}{why} at iteration {iteration}")
         report = fault_message(self._settings.node, seat, end, iteration, oom, kernel)
         died_at = end.time or time.time()

@@ -1,7 +1,9 @@
 """Which of this machine's devices each of its nodes sees: nodes that are processes of one machine share them out.
 
 CUDA's and ROCm's libraries number the devices that CUDA_VISIBLE_DEVICES lists from 0, so each node's workers find
-theirs by LOCAL_RANK. No driver is asked: that would make a CUDA context in a process that forks.
+theirs by LOCAL_RANK. No driver is asked: that would make a CUDA context in a process that forks. What a device's CPUs
+are is in Linux's and the NVIDIA driver's files (Linux, "sysfs-bus-pci"; NVIDIA's README, "The /proc File System
+Interface").
 """
 
 import re
@@ -40,6 +42,28 @@ def node_devices(devices: Sequence[str], first: int, count: int) -> Mapping[str,
     A later node of the same place gets the same ones.
     """
     return {VARIABLE: ",".join(devices[first : first + count])} if devices and count else {}
+
+
+def near_cpus(
+    names: Sequence[str],
+    driver: Path = Path("/proc/driver/nvidia/gpus"),
+    bus: Path = Path("/sys/bus/pci/devices"),
+) -> frozenset[int]:
+    """The CPUs in the NUMA nodes of these devices, as CUDA_VISIBLE_DEVICES names them. Empty: not known."""
+    cpus = set[int]()
+    for path in driver.glob("*/information"):
+        lines = (line.partition(":") for line in path.read_text().splitlines())
+        facts = {key.strip(): value.strip() for key, _, value in lines}
+        if {facts.get("Device Minor"), facts.get("GPU UUID")} & set(names):
+            cpus |= _cpus_of(bus / path.parent.name / "local_cpulist")
+    return frozenset(cpus)
+
+
+def _cpus_of(path: Path) -> set[int]:
+    """The numbers of a list like 0-15,32-47; empty if there is none."""
+    listed = path.read_text().strip() if path.exists() else ""
+    ranges = (part.partition("-") for part in listed.split(",") if part)
+    return {cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)}
 
 
 def first_worker(roles: Mapping[str, RoleSpec], role: str, index: int) -> int:

@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest, debris, limits
-from everstep.runtime.platform.devices import node_devices
+from everstep.runtime.platform.devices import VARIABLE, near_cpus, node_devices
 from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.system import processes
 
@@ -114,7 +114,8 @@ class ProcessPlatform:
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "EVERSTEP_RUN_DIR": str(self._run_dir), **request.environment}
         environment |= {"EVERSTEP_JOB": self._job, "EVERSTEP_NODE": request.name}
-        environment |= node_devices(self._devices, *request.workers)
+        devices = node_devices(self._devices, *request.workers)
+        environment |= devices
         with log.open("ab") as output:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", _GATE, "everstep-node", *self._command, *request.arguments],
@@ -125,6 +126,7 @@ class ProcessPlatform:
                 start_new_session=True,
             )
         assert process.stdin is not None, "asked for a pipe"
+        _bind(process.pid, near_cpus(devices.get(VARIABLE, "").split(",")))
         began = processes.start_time(process.pid)
         if began is None:
             raise OSError(f"node {request.name} ended at once; see {log}")
@@ -180,6 +182,13 @@ class ProcessPlatform:
         except OSError as error:
             if not processes.is_shortage(error):
                 raise
+
+
+def _bind(pid: int, cpus: Set[int]) -> None:
+    """Have the process, and what it starts, run on these CPUs only, as far as it may; on all if there are none."""
+    with suppress(ProcessLookupError):
+        if allowed := cpus & os.sched_getaffinity(pid):
+            os.sched_setaffinity(pid, allowed)
 
 
 async def remove_groups_when_empty(groups: Sequence[Path], pause_s: float = _GROUP_PAUSE_S) -> None:

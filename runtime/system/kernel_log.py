@@ -3,31 +3,44 @@
 import errno
 import os
 import re
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 TELLING = re.compile(r"oom-kill|[Oo]ut of memory|NVRM: Xid|segfault|I/O error|Hardware Error|EDAC|soft lockup")
 """Messages that explain the end of a process."""
 _PROCESS = re.compile(r"\bpid=(\d+)|[Pp]rocess (\d+)|\w\[(\d+)\]: segfault")
 MOST = 5
+_KEPT = 100
 
 
-def kernel_messages(since_s: float, pid: int, device: Path = Path("/dev/kmsg")) -> tuple[str, ...]:
-    """The newest telling messages since then (seconds of CLOCK_MONOTONIC) that name no process or that one, without
-    their head; empty where the log may not be read. Reads what is there and does not wait."""
-    try:
-        file = os.open(device, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return ()
-    try:
-        return tuple(text for time, text in _messages(file) if time >= since_s and _is_about(text, pid))[-MOST:]
-    finally:
-        os.close(file)
+class KernelLog:
+    """The kernel's messages from now on. What it has said so far, some thousand records, would take 10 ms to read."""
+
+    def __init__(self, device: Path = Path("/dev/kmsg")) -> None:
+        self._telling = deque[tuple[float, str]](maxlen=_KEPT)
+        self._file = -1
+        with suppress(OSError):
+            self._file = os.open(device, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._file, 0, os.SEEK_END)
+
+    def messages(self, since_s: float, pid: int) -> tuple[str, ...]:
+        """The newest telling messages since then (seconds of CLOCK_MONOTONIC) that name no process or that one, without
+        their head; empty where the log may not be read. Reads what is there and does not wait."""
+        self._telling.extend(message for message in _messages(self._file) if TELLING.search(message[1]))
+        return tuple(text for time, text in self._telling if time >= since_s and _is_about(text, pid))[-MOST:]
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 def _is_about(text: str, pid: int) -> bool:
     pids = {number for numbers in _PROCESS.findall(text) for number in numbers if number}
-    return bool(TELLING.search(text)) and (not pids or str(pid) in pids)
+    return not pids or str(pid) in pids
 
 
 def _messages(file: int) -> Iterator[tuple[float, str]]:

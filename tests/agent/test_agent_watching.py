@@ -191,6 +191,15 @@ def test_a_window_ends_after_its_seconds_and_begins_anew_with_another_round() ->
     assert watch.take() == ()
 
 
+def test_a_pace_says_why_the_clocks_of_the_nodes_devices_are_lowered() -> None:
+    now, boards = [0.0], {0: Board(1, 0, 2, 0, 1, iteration=1)}
+    watch = PaceWatch(lambda: boards, lambda: now[0], lambda: "too hot (driver)")
+    watch.look()
+    now[0], boards[0] = WINDOW_S, Board(1, 0, 2, 0, 1, iteration=20, samples=50)
+    watch.look()
+    assert [pace.lowered for pace in watch.take()] == ["too hot (driver)"]
+
+
 @pytest.mark.parametrize(("remote", "resent_hz", "rtt_s"), [("10.0.0.2:1", 2.0, 0.3), ("127.0.0.1:1", 0.0, 0.0)])
 def test_segments_sent_again_within_the_machine_tell_nothing_of_its_network(
     monkeypatch: pytest.MonkeyPatch, remote: str, resent_hz: float, rtt_s: float

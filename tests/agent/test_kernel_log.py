@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from everstep.runtime.system.kernel_log import kernel_messages
+from everstep.runtime.system.kernel_log import KernelLog
 
 LOG = """6,1,1000000,-;oom-kill:constraint=CONSTRAINT_MEMCG,task=python,pid=41,uid=0
 3,2,5000000,-;Memory cgroup out of memory: Killed process 41 (python) total-vm:462824kB
@@ -13,12 +13,20 @@ LOG = """6,1,1000000,-;oom-kill:constraint=CONSTRAINT_MEMCG,task=python,pid=41,u
 
 
 def test_what_names_the_process_or_none_is_told_and_not_what_is_old(tmp_path: Path) -> None:
-    log = tmp_path / "kmsg"
-    log.write_text(LOG)
-    messages = kernel_messages(4.0, 41, log)
+    device = tmp_path / "kmsg"
+    device.write_text("4,9,9000000,-;NVRM: Xid before this log was opened\n")
+    log = KernelLog(device)
+    assert log.messages(0.0, 41) == ()
+    with device.open("a") as file:
+        file.write(LOG)
+    messages = log.messages(4.0, 41)
+    assert log.messages(4.0, 41) == messages, "they are told of each process"
+    log.close()
     assert [text.split(":")[0] for text in messages] == ["Memory cgroup out of memory", "NVRM"]
     assert "process 41" in messages[0]
 
 
 def test_a_log_that_may_not_be_read_says_nothing(tmp_path: Path) -> None:
-    assert kernel_messages(0.0, 1, tmp_path / "none") == ()
+    log = KernelLog(tmp_path / "none")
+    assert log.messages(0.0, 1) == ()
+    log.close()

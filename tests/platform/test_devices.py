@@ -10,6 +10,7 @@ from everstep.runtime.platform.devices import (
     first_worker,
     fit_to_devices,
     machine_devices,
+    near_cpus,
     node_devices,
 )
 
@@ -46,6 +47,24 @@ def test_each_node_sees_a_device_for_each_of_its_workers(
     roles, every = {"worker": RoleSpec(nodes, nodes, slots)}, machine_devices({"CUDA_VISIBLE_DEVICES": devices})
     environments = [node_devices(every, first_worker(roles, "worker", index), slots) for index in range(nodes)]
     assert [environment.get("CUDA_VISIBLE_DEVICES") for environment in environments] == expected
+
+
+@pytest.mark.parametrize(
+    ("names", "cpus"),
+    [(["0"], "0-1,4"), (["1"], "2"), (["GPU-b"], "2"), (["1", "0"], "0-2,4"), (["9"], ""), ([""], ""), ([], "")],
+)
+def test_a_node_runs_on_the_cpus_near_its_devices(names: list[str], cpus: str, tmp_path: Path) -> None:
+    driver, bus = tmp_path / "gpus", tmp_path / "devices"
+    for minor, uuid, place, near in ((0, "GPU-a", "0000:1a:00.0", "0-1,4"), (1, "GPU-b", "0000:9c:00.0", "2")):
+        (driver / place).mkdir(parents=True)
+        (bus / place).mkdir(parents=True)
+        facts = f"Model: \t\t one\nGPU UUID: \t {uuid}\nBus Location: \t {place}\nDevice Minor: \t {minor}\n"
+        (driver / place / "information").write_text(facts)
+        (bus / place / "local_cpulist").write_text(f"{near}\n")
+    expected = {"": set[int](), "0-1,4": {0, 1, 4}, "2": {2}, "0-2,4": {0, 1, 2, 4}}[cpus]
+    assert near_cpus(names, driver, bus) == expected
+    assert near_cpus(names, driver, tmp_path / "another") == frozenset()
+    assert near_cpus(names, tmp_path / "no driver") == frozenset()
 
 
 def test_roles_follow_one_another() -> None:

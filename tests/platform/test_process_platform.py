@@ -55,6 +55,23 @@ async def next_gone(processes_platform: ProcessPlatform) -> NodeEnd:
         return await anext(processes_platform.node_ends())
 
 
+def test_a_node_and_what_it_starts_run_near_its_devices(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as this process may run there."""
+    near = min(os.sched_getaffinity(0))
+    monkeypatch.setattr(process, "near_cpus", lambda names: {near, 100_000} if names == ["7"] else set[int]())
+    code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], *os.sched_getaffinity(0), flush=True)"
+
+    async def story() -> None:
+        platform = ProcessPlatform(tmp_path, job, (sys.executable, "-c", code), devices=("3", "7"))
+        await platform.create(NodeRequest("worker-0-0", "worker", "local-0", {}, [], workers=(1, 1)))
+        await next_gone(platform)
+
+    asyncio.run(story())
+    assert (tmp_path / "logs" / "worker-0-0.log").read_text() == f"7 {near}\n"
+
+
 def test_create_twice_makes_one_node(tmp_path: Path, job: str) -> None:
     async def story() -> None:
         processes_platform = platform(tmp_path, job)
