@@ -103,7 +103,8 @@ def _pytest_arguments(
     inner = list(paths) or list(dict.fromkeys(word.partition("::")[0] for word in each))
     outer = [path for path in inner if not any(path != parent and path.startswith(parent) for parent in inner)]
     if options.words:  # Only the needed tests of these files; -k matches file names, too.
-        outer += ["-k", " or ".join(sorted({Path(word.rpartition("::")[2]).stem for word in each}))]
+        parts = sorted({Path(word.rpartition("::")[2]).stem for word in each})
+        outer += ["-k", " or ".join(f"({' and '.join(part.split())})" for part in parts)]
     return outer
 
 

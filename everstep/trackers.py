@@ -64,6 +64,7 @@ def _tensorboard(place: str, job: str) -> Callback:
             writers.append(module.SummaryWriter(str(Path(place, job)), purge_step=iteration))
         for name, value in values.items():
             writers[0].add_scalar(name, value, iteration)
+        writers[0].flush()  # Else a worker that ends, or is killed, takes up to two minutes with it.
 
     return write
 

@@ -40,9 +40,10 @@ os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSeria
 FORKS = pytest.StashKey[Forks]()
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Called by pytest at its start. A killed run's control groups would be in the way of others' tests."""
-    remove_left_groups()
+    if not hasattr(session.config, "workerinput"):  # One of xdist's workers: who started it has done this.
+        remove_left_groups()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -37,8 +37,8 @@ def remove_left_groups(groups: Path = GROUPS) -> None:
 
 
 def _kill_processes(group: Path) -> None:
-    for listing in group.rglob("cgroup.procs"):
-        with suppress(OSError):  # Another test run removes it, too.
+    with suppress(OSError):  # Another test run removes it, too.
+        for listing in group.rglob("cgroup.procs"):
             for line in listing.read_text().split():
                 os.kill(int(line), signal.SIGKILL)
 
