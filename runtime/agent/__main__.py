@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from urllib.parse import urlsplit
 
 from everstep.runtime import faults
@@ -23,6 +24,7 @@ from everstep.runtime.agent.script import Kind, split_command
 from everstep.runtime.agent.settings import Settings, settings_of
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
+from everstep.runtime.checkpoint.stored.reports import leave_report
 from everstep.runtime.diagnosis.admission import node_check_port
 from everstep.runtime.diagnosis.admission_client import AdmissionClient
 from everstep.runtime.diagnosis.errors import NoQuorumError
@@ -66,6 +68,7 @@ async def _run(settings: Settings, persist_interval: int) -> int:
         find_master=lambda: find_master(store, settings.job),
         make_outputs=lambda folder: NodeLog(1, folder),
         keep_log=lambda name, data: store.put(f"jobs/{settings.job}/logs/{settings.node}/{name}", data),
+        leave_report=partial(leave_report, store),
         say=say,
         note=say,
     )

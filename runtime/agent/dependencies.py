@@ -32,6 +32,8 @@ class Dependencies:
     """Called with the agent's private folder."""
     keep_log: Callable[[str, bytes], None]
     """Writes a named log of this node to where it outlives the node. Blocking."""
+    leave_report: Callable[[Holding], None]
+    """Leaves in the store that a shard is complete there, for a master to come. Blocking. Raises StoreError."""
     say: Callable[[str], None]
     """Prints a line that people should see."""
     note: Callable[[str], None]

@@ -36,8 +36,9 @@ class KeeperReports:
         self._loop = asyncio.get_running_loop()
         self._unrestored_round = 0
         """The last round in which failed sources were reported."""
-        self.pending = set[asyncio.Task[None]]()
+        self.pending = dict[asyncio.Task[None], Holding]()
         """Reports of persisted shards that have no answer yet."""
+        self._leave_report = dependencies.leave_report
         self.evidence = EvidenceReports(node, client, background, seat, lambda event: self.keeper.note_certified(event))
         self.keeper = dependencies.make_keeper(self._on_persisted, self.on_unrestored, self.evidence.send)
 
@@ -57,8 +58,17 @@ class KeeperReports:
 
     def _start_report(self, holding: Holding) -> None:
         task = self._background.start(self._report_persisted(holding))
-        self.pending.add(task)
-        task.add_done_callback(self.pending.discard)
+        self.pending[task] = holding
+        task.add_done_callback(self.pending.pop)
+
+    async def leave(self) -> None:
+        """Leave in the store what no master has heard, for the next one."""
+        for task, holding in list(self.pending.items()):
+            task.cancel()
+            try:
+                await self._run_in_thread(self._leave_report, holding)
+            except OSError as error:
+                self._say(f"the checkpoint of iteration {holding.iteration} will not be committed: {error}")
 
     async def _report_persisted(self, holding: Holding) -> None:
         """Report until the checkpoint is committed, and tell the keeper so."""

@@ -1,12 +1,12 @@
 """Has the newest state of this node in the store: before it leaves, or says that its workers have finished."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Set
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from everstep.runtime.agent.keeper_reports import KeeperReports
 from everstep.runtime.agent.settings import Settings
-from everstep.runtime.protocol.keeper import Keeper
 
 _LAST_STATE_S = 13.0
 """How long a node that was told to leave may take; then the platform ends it."""
@@ -19,17 +19,15 @@ class LastState:
 
     def __init__(
         self,
-        keeper: Keeper,
+        reports: KeeperReports,
         settings: Settings,
         address: str,
-        reports: Set[asyncio.Task[None]],
         run_in_thread: Callable[..., asyncio.Future[Any]],
         wait_for_stages: Callable[[], Coroutine[Any, Any, None]],
         say: Callable[[str], None],
     ) -> None:
-        """`address`: the agent's own; `reports`: those of persisted shards to the master that are under way;
-        `wait_for_stages`: until each worker has staged one more state."""
-        self._keeper, self._settings, self._address = keeper, settings, address
+        """`address`: the agent's own; `wait_for_stages`: until each worker has staged one more state."""
+        self._keeper, self._settings, self._address = reports.keeper, settings, address
         self._reports, self._run_in_thread, self._say = reports, run_in_thread, say
         self._wait_for_stages = wait_for_stages
 
@@ -67,8 +65,9 @@ class LastState:
             self._keeper.worker_died(local_rank)  # Its newest state goes to the store.
         with suppress(RuntimeError):  # The node is leaving already.
             await self._run_in_thread(self._keeper.drain)
-        if self._reports:
-            await asyncio.wait(self._reports, timeout=_COMMIT_S)
+        if pending := self._reports.pending.keys():
+            await asyncio.wait(pending, timeout=_COMMIT_S)
+            await self._reports.leave()
 
     async def store_in_time(self) -> None:
         """The same for a node that was told to leave."""

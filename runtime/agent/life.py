@@ -102,8 +102,8 @@ class AgentLifecycle:
             ),
         )  # fmt: skip
         self._last_state = LastState(
-            self.keeper, settings, resources.address, self._reports.pending, self._run_in_thread,
-            self._link.wait_for_stages, dependencies.say,
+            self._reports, settings, resources.address, self._run_in_thread, self._link.wait_for_stages,
+            dependencies.say,
         )  # fmt: skip
         self._neighbours = NeighbourWatch(
             questions, self._progress.observe, lambda: self._dialogue.waits, self._report_silent
@@ -167,17 +167,18 @@ class AgentLifecycle:
         finally:
             for task in tasks:
                 task.cancel()
-            stopping = self._background.cancel(but=self._reports.pending)
+            stopping = self._background.cancel(but=self._reports.pending.keys())
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
         self._dependencies.note(f"leaves: {ending.reason}")
         if ending.by_master and self._settings.asks_end:
             ending = replace(ending, job=await self._client.job_end(self._settings.node))
         if self._shutdown.has_notice:
             ending = replace(ending, code=128 + self._shutdown.signal)
-        if ending.by_master:
+        is_told = ending.by_master or self._shutdown.has_notice
+        if is_told:
             await self._last_state.stage()
         await self._workers.end(self._settings.grace_s, self._shutdown.signal)
-        if ending.by_master and self._dialogue.round:
+        if is_told and self._dialogue.round:
             await self._last_state.store_in_time()
         try:
             async with asyncio.timeout(_LAST_TELEMETRY_S):

@@ -13,6 +13,8 @@ from everstep.runtime.agent.settings import Settings
 from everstep.runtime.exit_codes import ExitCode
 
 _SAVE_S = 20.0
+_MASTER_S = 5.0
+"""How long a master may take to hear that this node has to go; the rest of the notice is for the newest state."""
 
 
 class Shutdown:
@@ -63,7 +65,8 @@ class Shutdown:
             trains_s = notice_s - min(self._settings.grace_s, notice_s / 4)  # Then the workers are told to end.
             try:
                 async with asyncio.timeout(trains_s):
-                    await client.report_leaving(dialogue.leaving_message(f"stopped by {name}", trains_s))
+                    async with asyncio.timeout(_MASTER_S):  # Without one nobody comes instead of this node.
+                        await client.report_leaving(dialogue.leaving_message(f"stopped by {name}", trains_s))
                     await self._hurry.wait()
             except TimeoutError:
                 pass

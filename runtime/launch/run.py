@@ -6,6 +6,7 @@ import random
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from everstep.runtime.agent.ports import free_port_pair
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
+from everstep.runtime.checkpoint.stored.reports import leave_report
 from everstep.runtime.diagnosis.admission import TIMEOUT_S, Admission, node_check_port
 from everstep.runtime.diagnosis.admission_client import AdmissionClient
 from everstep.runtime.diagnosis.errors import NoQuorumError
@@ -122,6 +124,7 @@ class _Node:
             find_master=self._find_master,
             make_outputs=self._make_outputs,
             keep_log=self._keep_log,
+            leave_report=partial(leave_report, place.store),
             say=say,
             note=note,
             on_seat=self._events.record_seat,

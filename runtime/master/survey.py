@@ -4,11 +4,13 @@ It finds checkpoints that are missing, truncated, moved, written by a later vers
 journal. Damaged bytes are found only when they are read.
 """
 
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.stored.keys import (
+    MANIFEST,
     CheckpointFolder,
     CheckpointId,
     checkpoint_folder,
@@ -17,13 +19,14 @@ from everstep.runtime.checkpoint.stored.keys import (
     manifest_key,
     parse_folder,
 )
-from everstep.runtime.checkpoint.stored.manifest import Commit, read_listed_commit
+from everstep.runtime.checkpoint.stored.manifest import Commit, encode_manifest, read_listed_commit
+from everstep.runtime.checkpoint.stored.reports import reported_commit
 from everstep.runtime.job.checkpoints import KEPT_CHECKPOINTS, Checkpoint
 from everstep.runtime.job.events import Survey
 from everstep.runtime.job.records import Stored
 from everstep.runtime.job.state import State
 from everstep.runtime.protocol.holdings import Flaw, Holding, Refusal
-from everstep.runtime.store import Store
+from everstep.runtime.store import Entry, Store
 
 _PARALLEL_READS = 8
 """Manifests read in parallel."""
@@ -40,10 +43,11 @@ def survey_store(store: Store, job: str, state: State) -> Survey:
     }
     refusals = {place: _refusal(job, place, why) for place, why in _damaged_checkpoints(job, folders, state)}
     refused_places = {(refusal.round, refusal.iteration) for refusal in state.refused if not refusal.node}
+    committed = {place for place, folder in folders.items() if folder.committed or _commit_reported(store, job, folder)}
     places_left = [
         place
         for place in sorted(folders, reverse=True)
-        if folders[place].committed and place not in refused_places and place not in refusals
+        if place in committed and place not in refused_places and place not in refusals
     ]
     intact: dict[CheckpointId, Stored] = {}
     while places_left and (len(intact) < KEPT_CHECKPOINTS or any(place in state.checkpoints for place in places_left)):
@@ -70,6 +74,17 @@ def _read_commit(store: Store, folder: CheckpointFolder) -> Commit | RestoreErro
         return read_listed_commit(store, folder)
     except RestoreError as error:
         return error
+
+
+def _commit_reported(store: Store, job: str, folder: CheckpointFolder) -> bool:
+    """Commit a checkpoint whose nodes found no master, if all its shards are there; returns whether it is committed."""
+    if (commit := reported_commit(store, job, folder)) is None:
+        return False
+    key = f"{folder.key}/{MANIFEST}"
+    data = encode_manifest(commit)
+    store.create(key, data)
+    folder.objects[MANIFEST] = Entry(key, len(data), time.time())
+    return True
 
 
 def _differs(checkpoint: Checkpoint, shards: tuple[Holding, ...]) -> bool:

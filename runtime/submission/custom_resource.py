@@ -1,7 +1,7 @@
 """The route through the Kubernetes API: the Workflow as a custom object, asked for with the one Kubernetes client."""
 
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from everstep.runtime.platform.kubernetes.api import ARGO, KubeApi, KubeError
@@ -15,7 +15,9 @@ from everstep.runtime.submission.route import ApiError, Trouble, trouble_for_sta
 
 T = TypeVar("T")
 GRACE_S = 30
-"""What a pod gets to end that is deleted for a retry; all have ended."""
+"""What a pod gets to end that is deleted for a retry."""
+GONE_S = 90.0
+POLL_S = 0.3
 
 
 class CustomResource:
@@ -66,12 +68,35 @@ class CustomResource:
                 f"workflow {name}: its steps are not in it, as they are too many or none has begun; only an Argo "
                 f"Server retries it: set ARGO_SERVER, or `argo -n {self.namespace} retry {name}`",
             )
-        change, pods = formulate(workflow, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
-        for pod in self.pods(run_selector(name)):
-            metadata = pod["metadata"]
-            if metadata["name"] in pods:
-                self.ask(lambda api, metadata=metadata: api.delete("pods", metadata["name"], metadata["uid"], GRACE_S))
+        _, pods = formulate(workflow, _argo_time())
+        self._delete_pods(name, pods)
+        change, _ = formulate(self.get(name), _argo_time())
         self.ask(lambda api: api.patch("workflows", name, change))
+
+    def _delete_pods(self, workflow: str, names: Container[str]) -> None:
+        """Delete these pods of the Workflow and wait until they are gone: Argo would take them for those of the retry.
+
+        Raises ApiError.
+        """
+        deadline = time.monotonic() + GONE_S
+        deleted = set[str]()
+        while pods := [pod for pod in self.pods(run_selector(workflow)) if pod["metadata"]["name"] in names]:
+            for metadata in (pod["metadata"] for pod in pods):
+                if metadata["uid"] not in deleted:
+                    deleted.add(metadata["uid"])
+                    self._delete_pod(metadata["name"], metadata["uid"])
+            if time.monotonic() > deadline:
+                name = pods[0]["metadata"]["name"]
+                raise ApiError(Trouble.OTHER, f"pod {name} has not ended within {GONE_S:g} s; retry again when it has")
+            time.sleep(POLL_S)
+
+    def _delete_pod(self, name: str, uid: str) -> None:
+        """Raises ApiError, but not for one that is gone."""
+        try:
+            self.ask(lambda api: api.delete("pods", name, uid, GRACE_S))
+        except ApiError as error:
+            if error.trouble not in (Trouble.NOT_FOUND, Trouble.EXISTS):
+                raise
 
     def changes(self, name: str) -> Iterator[dict[str, Any]]:
         """See Route. A stream that breaks off is opened again."""
@@ -138,6 +163,11 @@ class CustomResource:
             return self._loop.result(request(self._api))
         except KubeError as error:
             raise ApiError(*_explain(self.where, self._url, self.namespace, error)) from None
+
+
+def _argo_time() -> str:
+    """Now, as Argo writes it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _explain(where: str, url: str, namespace: str, error: KubeError) -> tuple[Trouble, str]:

@@ -7,12 +7,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from everstep.runtime.agent.agent import Agent
 from everstep.runtime.agent.dependencies import Dependencies
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.settings import settings_of
+from everstep.runtime.checkpoint.stored.reports import leave_report
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.net.tls import credentials_of
 from everstep.runtime.platform.debris import memory_prefix
@@ -126,6 +128,7 @@ async def _run() -> int:
         find_master=lambda: find_master(store, settings.job),
         make_outputs=lambda folder: NodeLog(1, folder),
         keep_log=lambda name, data: store.put(f"jobs/{settings.job}/logs/{settings.node}/{name}", data),
+        leave_report=partial(leave_report, store),
         say=lambda text: print(text, flush=True),
         note=lambda text: print(text, flush=True),
     )

@@ -193,7 +193,7 @@ def test_a_window_ends_after_its_seconds_and_begins_anew_with_another_round() ->
 
 def test_a_pace_says_why_the_clocks_of_the_nodes_devices_are_lowered() -> None:
     now, boards = [0.0], {0: Board(1, 0, 2, 0, 1, iteration=1)}
-    watch = PaceWatch(lambda: boards, lambda: now[0], lambda: "too hot (driver)")
+    watch = PaceWatch(lambda: boards, lambda: now[0], lambda _rank: "too hot (driver)")
     watch.look()
     now[0], boards[0] = WINDOW_S, Board(1, 0, 2, 0, 1, iteration=20, samples=50)
     watch.look()

@@ -12,6 +12,7 @@ from everstep.runtime.store import Entry
 
 MANIFEST = "manifest.json"
 """The object that lists the others. A checkpoint that has it is committed."""
+_REPORT = ".report.json"
 CheckpointId = tuple[int, int]
 """(Round, iteration)."""
 _FOLDER = re.compile(r"([0-9]{6,18})-([0-9]{9,18})")
@@ -49,6 +50,16 @@ def folder_name(place: CheckpointId) -> str:
 def shard_key(job: str, round_: int, iteration: int, shard: int) -> str:
     """The key of a persisted shard. The object is immutable."""
     return f"{checkpoint_folder(job, (round_, iteration))}/rank-{shard:05d}.safetensors"
+
+
+def report_key(shard: str) -> str:
+    """The key of the report that a shard of that key is complete, which its node leaves if no master hears it."""
+    return f"{shard}{_REPORT}"
+
+
+def is_report(name: str) -> bool:
+    """Whether an object of that name is such a report."""
+    return name.endswith(_REPORT)
 
 
 def manifest_key(job: str, place: CheckpointId) -> str:

@@ -6,7 +6,13 @@ from typing import NamedTuple
 from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.shard.reshard import Shard, open_shards
 from everstep.runtime.checkpoint.state.parts import cover, whole_part
-from everstep.runtime.checkpoint.stored.keys import MANIFEST, CheckpointFolder, group_by_checkpoint, parse_folder
+from everstep.runtime.checkpoint.stored.keys import (
+    MANIFEST,
+    CheckpointFolder,
+    group_by_checkpoint,
+    is_report,
+    parse_folder,
+)
 from everstep.runtime.checkpoint.stored.manifest import Commit, read_listed_commit
 from everstep.runtime.checkpoint.stored.read_committed import sources_in
 from everstep.runtime.store import Store
@@ -43,7 +49,7 @@ def _inspect(store: Store, folder: CheckpointFolder) -> StoredCheckpoint:
             commit = read_listed_commit(store, folder)
         except RestoreError as error:
             wrong = str(error)
-    sizes = [entry.size for name, entry in folder.objects.items() if name != MANIFEST]
+    sizes = [entry.size for name, entry in folder.objects.items() if name != MANIFEST and not is_report(name)]
     place = parse_folder(folder.key)
     assert place is not None, "group_by_checkpoint returns only folders that parse"
     keys = tuple(entry.key for entry in folder.objects.values())
