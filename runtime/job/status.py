@@ -28,6 +28,7 @@ def job_status(state: State) -> dict[str, Any]:
             for condition in state.conditions
         ],
         "RestartCount": {role: state.restarts.get(role, 0) for role in state.nodes.roles()},
+        "master": state.address,
         "reason": state.reason,
         "iteration": state.iteration,
         "round": None
