@@ -55,7 +55,7 @@ def table(before: Reading, after: Reading) -> str:
     seconds = max(after.at - before.at, 1e-9)
     boards = {worker.board.rank: worker.board for worker in before.workers}
     paces = [pace(boards.get(one.board.rank, one.board), one.board, seconds) for one in after.workers]
-    rows = [_HEAD]
+    rows: list[tuple[str, ...]] = [_HEAD]
     for worker, one in zip(after.workers, paces, strict=True):
         earlier = boards.get(one.rank, worker.board)
         is_same = (earlier.pid, earlier.round) == (worker.board.pid, worker.board.round)
