@@ -110,12 +110,11 @@ def read_board(path: Path) -> Board | None:
                 data, _COLLECTIVES_AT
             )
             recent = _RECENT.unpack_from(data, _RECENT_AT)
+            data_s, staging_s, evaluation_s, tokens, earlier, ended_at = _SPENT.unpack_from(data, _SPENT_AT)
             return Board(
                 pid, rank, world_size, local_rank, round_, _text(data[_JOB_AT:_SPENT_AT]), iteration, changes,
                 changed_at, _text(phase), entered_count, completed_count, samples, waits, sampled_at, _text(name),
-                recent,
-                *_SPENT.unpack_from(data, _SPENT_AT),
-                store=_text(data[_STORE_AT:]),
+                recent, data_s, staging_s, evaluation_s, tokens, earlier, ended_at, _text(data[_STORE_AT:]),
             )  # fmt: skip
     return None
 

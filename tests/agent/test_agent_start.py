@@ -33,7 +33,7 @@ def test_an_agent_whose_keeper_cannot_be_made_leaves_no_folder(tmp_path: Path) -
         settings, _ = settings_of(["--node", "worker-0-0", "--", __file__], environment)
         nothing: Any = lambda *_: None  # noqa: E731
         dependencies = Dependencies(
-            Credentials("secret"), make_keeper, nothing, make_outputs, nothing, nothing, nothing
+            Credentials("secret"), make_keeper, nothing, make_outputs, nothing, nothing, nothing, nothing
         )
         await Agent(settings, dependencies, random.Random()).run()
 
