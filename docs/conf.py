@@ -10,6 +10,7 @@ html_static_path = ["pictures"]
 html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
+html_show_search_summary = False  # Each is fetched from its page: from files that fails, and the search ends there.
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist", "fieldlist"]
 myst_links_external_new_tab = False

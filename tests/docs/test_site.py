@@ -58,8 +58,9 @@ def test_no_page_is_wider_than_a_phone_or_a_desk_and_nothing_is_fetched(site: Pa
 def test_the_search_works_from_files(site: Path) -> None:
     async def search(words: str) -> list[str]:
         async with chromium.open_tab(f"{(site / 'search.html').as_uri()}?q={words}") as tab:
-            await tab.until("document.querySelectorAll('#search-results li').length > 2")
+            await tab.until("document.querySelector('.search-summary').innerText.startsWith('Search finished')")
+            assert tab.problems == []
             return await tab.value("[...document.querySelectorAll('#search-results li a')].map((one) => one.pathname)")
 
     assert any(path.endswith("/explanation/checkpoints.html") for path in asyncio.run(search("invariants+commit")))
-    assert any(path.endswith("/how-to/recover.html") for path in asyncio.run(search("resume+run")))
+    assert any(path.endswith("/how-to/recover.html") for path in asyncio.run(search("resume")))
