@@ -5,10 +5,11 @@ import re
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from everstep.runtime.checkpoint.worker.staging_interval import FIRST_DECISION
-from tests.harness import ROOT, TrainStep, tensors
+from tests.harness import ROOT, TrainStep, kill, tensors, wait_until
 
 SLOW_S = 0.6
 """Of an iteration: more than passes between two heartbeats of an agent."""
@@ -55,6 +56,28 @@ def test_a_training_that_is_told_to_end_goes_on_where_it_was(
     training.start()
     assert training.finish() == 0, training.last_words()
     assert restored_iterations(training) == [0, int(match[1])]
+    assert tensors(training.checkpoint()) == undisturbed
+
+
+def test_nodes_that_have_to_go_when_their_master_is_gone_leave_their_state_to_the_next(
+    training: TrainStep, undisturbed: dict[str, bytes]
+) -> None:
+    """As when all pods of a run are evicted at once. Nothing was persisted by the interval."""
+    training.flags = {**training.flags, "persist-interval": "1000"}
+    training.start()
+    reached = training.wait_iteration(20)
+    kill(psutil.Process(training.started[-1].pid))
+    for agent in training.agents():
+        agent.terminate()
+    wait_until(lambda: not training.processes(), "the end of all nodes")
+    checkpoints = Path(training.store) / "jobs"
+    assert list(checkpoints.rglob("*.report.json")), training.last_words()
+    assert not list(checkpoints.rglob("manifest.json"))
+    training.start()
+    assert training.finish() == 0, training.last_words()
+    first, second = restored_iterations(training)
+    assert first == 0
+    assert second >= reached
     assert tensors(training.checkpoint()) == undisturbed
 
 
