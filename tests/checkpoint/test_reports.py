@@ -46,7 +46,7 @@ def test_a_job_goes_on_from_what_its_nodes_left_without_a_master(store: Director
         stored_shard(store, shard, shards)
     world = job_that_lost_all()
     survey = survey_store(store, "j", world.state)
-    assert [one.key for one in survey.unjournaled] == [manifest_key("j", (1, 7))]
+    assert [holding.key for holding in survey.unjournaled] == [manifest_key("j", (1, 7))]
     (checkpoint,) = list_checkpoints(store)
     assert checkpoint.commit is not None
     assert (checkpoint.shards, checkpoint.size, checkpoint.wrong) == (shards, shards * len(DATA), "")

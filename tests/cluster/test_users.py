@@ -163,7 +163,7 @@ def test_when_all_pods_are_evicted_at_once_the_newest_state_is_in_the_store(
         lambda: not any(pod["status"].get("phase") == "Running" for pod in by_argo.nodes().values()),
         "the end of every pod that trains", PATIENCE_S, pause_s=0.2,
     )  # fmt: skip
-    trained_to = max(one.iteration for one in checkpoints(by_argo))
+    trained_to = max(checkpoint.iteration for checkpoint in checkpoints(by_argo))
     assert trained_to >= by_argo.iteration()
     by_argo.cluster.kubectl("uncordon", *machines)
     require_nothing_again(by_argo, records_before, trained_to, moment)
