@@ -51,7 +51,7 @@ def main(job: everstep.Context) -> None:
             killed.touch()
             os.kill(os.getpid(), signal.SIGKILL)
     checkpointer.finish(state)
-    sums = [parameter.double().sum().item().hex() for parameter in model.parameters()]
+    sums = [float(parameter.double().sum()).hex() for parameter in model.parameters()]
     Path(sys.argv[1]).write_text("\n".join(sums))
 
 
