@@ -8,6 +8,7 @@ lines for several say "needs N devices". Each line takes less than 8 minutes. Ex
 """
 
 import argparse
+import json
 import os
 import platform
 import statistics
@@ -317,6 +318,29 @@ def measure_abort(_: argparse.Namespace) -> tuple[str, bool]:
     return f"{max(seconds):.2f} s", run.returncode == 0 and max(seconds) <= 1.0
 
 
+def measure_training(_: argparse.Namespace) -> tuple[str, bool]:
+    """A training that is killed once beside one that is not, and what its report says of its saves."""
+    weights = list[str]()
+    with tempfile.TemporaryDirectory(prefix="everstep-gpu-") as name:
+        for number, more in enumerate(([], [f"{name}/killed"])):
+            result = Path(name, f"{number}")
+            command = [sys.executable, "-m", "everstep", "launch", "--standalone", "--max-restarts=1",
+                       f"--rdzv-id=training-{number}", f"--store={name}/store",
+                       str(ROOT / "benchmarks" / "gpu_training.py"), str(result), *more]  # fmt: skip
+            run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=420)
+            if run.returncode:
+                return f"exit code {run.returncode}: {(run.stderr.strip().splitlines() or [''])[-1][:120]}", False
+            weights.append(result.read_text())
+        command = [sys.executable, "-m", "everstep", "report", f"{name}/store/jobs/training-1", "-o", "json"]
+        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        staged = json.loads(run.stdout)["jobs"][0]["staged"]
+        killed = Path(name, "killed").exists()
+    same = "equal weights" if weights[0] == weights[1] else "the weights differ"
+    overlap = "unknown" if staged["overlap"] is None else f"{staged['overlap']:.0%}"
+    outcome = f"{same}; {staged['saves']} saves, {staged['bytes'] / 1e9:.1f} GB staged, {overlap} beside training"
+    return outcome, killed and weights[0] == weights[1] and staged["bytes"] > 0
+
+
 PARTS = (
     Part("6 staging: a blocking save beside one pinned copy", "<= 1.1 x", 1, measure_staging),
     Part("6 overlap: saved in every iteration of 1 s", "<= 2 %", 1, measure_overlap),
@@ -326,6 +350,7 @@ PARTS = (
     Part("8 deterministic algorithms", "equal twice", 1, measure_determinism),
     Part("8 an initialized driver is seen before a fork", "False True", 1, measure_driver),
     Part("8 the device's memory error is told apart from the host's", "out of GPU memory", 1, measure_memory_error),
+    Part("8 a compiled bf16 training is killed once; 10 its report", "equal weights", 1, measure_training),
     Part("8 nodes of one machine share 2 devices", "each its own", 2, measure_sharing),
     Part("8 a peer's death ends NCCL's collective and the round", "<= 1 s", 2, measure_abort),
     Part("9 check: products, memory and copies of each device", "passes", 1, measure_check),

@@ -50,6 +50,8 @@ _RAISE_AGAIN_S = 0.5
 """Time for `finally` blocks, before an interruption that somebody has swallowed is repeated."""
 _PEER_LOST_S = 5.0
 """A lost connection to a peer is followed by the agent's word within this time, or is this worker's own error."""
+_WATCHDOG = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
+"""0: torch's watchdog does not end the process for CUDA's errors, which follow when a communicator is aborted."""
 _FINISH_FIRST = (os.path.dirname(copy_to_slot.__file__), "<frozen importlib")
 
 
@@ -92,6 +94,7 @@ class _Rounds:
     """The rounds of this process."""
 
     def __init__(self, link: SurvivorLink) -> None:
+        os.environ.setdefault(_WATCHDOG, "0")
         self.kept, self.sockets = KeptValues(), GroupSockets()
         self._link = link
         self._round = int(os.environ["EVERSTEP_ROUND"])
