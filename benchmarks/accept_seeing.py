@@ -90,6 +90,7 @@ PROVEN = {
         "tests/watch/test_slow_ranks.py",
         "tests/agent/test_device_watch.py",
     ],
+    "any script: operators and kernels of the next iterations on request": ["tests/watch/test_kernel_profile.py"],
     "any script: its report has its iterations, and a launch's advice": ["tests/watch/test_plain_report.py"],
     "status --watch; top": [
         "tests/face/test_status_command.py",

@@ -2,6 +2,7 @@
 
 - Iterations: torch's hook after each optimizer step (`torch.optim.optimizer.register_optimizer_step_post_hook`). Where
   a script has several optimizers, the one that steps first counts.
+- Operators and kernels: torch's profiler, for the iterations after somebody asked (`kernel_profile`).
 - Phases: `Module.eval()` begins an evaluation, which ends with the next iteration or `Module.train()`; `torch.save`.
 - Waiting for data: the iterator of torch's DataLoader. For saves: `torch.save`, and our own checkpointer says it.
 - Collectives: torch's flight recorder counts them in C++ for gloo and NCCL, also those of DDP's and FSDP's own threads.
@@ -29,6 +30,7 @@ from typing import Any
 from everstep.runtime.watch.board import STACK_SIGNAL, THREAD, VARIABLE, BoardWriter, stack_file
 from everstep.runtime.watch.board_fields import GROUP_PHASE, Board
 from everstep.runtime.watch.group_making import surround_group_making
+from everstep.runtime.watch.kernel_profile import KernelProfile
 
 EVALUATION, SAVE = "evaluation", "torch.save"
 SAMPLES_PER_S = 5
@@ -59,7 +61,7 @@ def install(environment: Mapping[str, str]) -> None:
     board = make_board(environment)
     if board is None:
         return
-    _watch = watch = _Watch(board)
+    _watch = watch = _Watch(board, KernelProfile(Path(environment[VARIABLE])))
     with suppress(OSError, ValueError, RuntimeError):
         answers = stack_file(Path(environment[VARIABLE])).open("w")
         faulthandler.register(STACK_SIGNAL, answers, all_threads=True)
@@ -128,8 +130,8 @@ def _apply(name: str, hook: Callable[[Any], None]) -> bool:
 
 
 class _Watch:
-    def __init__(self, board: BoardWriter) -> None:
-        self._board = board
+    def __init__(self, board: BoardWriter, profile: KernelProfile) -> None:
+        self._board, self._profile = board, profile
         self._optimizer: int | None = None
         self._ended_at = 0.0
         self._phase, self._phase_began = "", 0.0
@@ -173,6 +175,7 @@ class _Watch:
             self.set_phase("")
             seconds = 0.0  # It would count the evaluation as part of the iteration.
         self._board.finish_iteration(seconds, time.time())
+        self._profile.after_step()
 
     def hook_modules(self, module: Any) -> None:
         train = module.Module.train
