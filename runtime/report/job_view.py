@@ -66,6 +66,11 @@ class JobView:
     missing: tuple[str, ...]
 
     @property
+    def saves_itself(self) -> bool:
+        """Its saves are the script's own, such as `torch.save`: Everstep has kept none."""
+        return self.history.is_launched and not self.staged_bytes and not self.checkpoints
+
+    @property
     def restart_s(self) -> float:
         """Seconds that all restarts cost."""
         end = self.ledger.end if self.ledger else 0.0

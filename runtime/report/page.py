@@ -27,7 +27,7 @@ def render(run: Run, now: float) -> str:
     return template.render(
         run=run,
         phase=phase,
-        begin=min((step.begin for step in steps if step.begin is not None), default=None),
+        begin=min(_begins(run, steps), default=None),
         duration=_duration(run, steps, now),
         now=now,
         steps=steps,
@@ -110,9 +110,17 @@ def _what_next_for_job(run: Run) -> str:
 def _duration(run: Run, steps: list[flow.Step], now: float) -> float | None:
     if run.duration_s is not None:
         return run.duration_s
-    begins = [step.begin for step in steps if step.begin is not None]
+    begins = _begins(run, steps)
     ends = [step.end or now for step in steps if step.begin is not None]
+    if run.is_job:
+        ends = [history.end or history.newest for history in run.jobs.values()]
     return max(ends) - min(begins) if begins else None
+
+
+def _begins(run: Run, steps: list[flow.Step]) -> list[float]:
+    """When the steps began; of a job alone, when it did."""
+    times = [history.begin for history in run.jobs.values()] if run.is_job else [step.begin for step in steps]
+    return [time for time in times if time is not None]
 
 
 def format_seconds(seconds: float | None) -> str:

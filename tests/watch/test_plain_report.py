@@ -56,6 +56,11 @@ def test_a_plain_scripts_report_has_its_iterations(
     again = "start the same `everstep launch` again, with its --store and --rdzv-id: it begins anew"
     failed = f"Read the reason, mend what it names, then {again}."
     assert (summary["phase"], summary["next"]) == (("Failed", failed) if error else ("Succeeded", "The job is done."))
+    assert main(["report", f"{launcher.folder}/store/jobs/mine", "-o", "html"]) == 0
+    page = capsys.readouterr().out
+    assert "<h2>Steps</h2>" not in page
+    assert "What the steps report" not in page
+    assert ("alarm" in page.partition("<header")[2].partition(">")[0]) == bool(error)
 
 
 def test_while_it_runs_it_is_running_and_top_shows_its_iteration_and_its_newest_event(
