@@ -29,20 +29,20 @@ CERTIFICATES = "/run/certificates.crt"
 FROM_THE_HOST = ("/etc/hosts", "/etc/resolv.conf")
 BUILD_S = 3600
 SHARED = "/shared"
-ROOM = 16 << 30
+ROOM, ROOM_WITHOUT_TORCH = 16 << 30, 4 << 30
 """Bytes of disk for all images of ours at a time: torch's packages are 7 GB, and are fetched as 3 more."""
 DEVICES = {"null": "1 3", "zero": "1 5", "full": "1 7", "random": "1 8", "urandom": "1 9", "tty": "5 0"}
 """Character devices of every container: name, and the numbers that the kernel knows it by."""
 
 
-def missing(folder: Path) -> str:
+def missing(folder: Path, room: int = ROOM) -> str:
     """Why images cannot be made in that folder; empty when they can."""
     if os.geteuid():
         return "no images here: only root makes a root file system"
     if shutil.which("mmdebstrap") is None:
         return "no images here: mmdebstrap is not installed (apt-get install mmdebstrap)"
-    if shutil.disk_usage(folder).free < ROOM:
-        return f"no images here: {folder} has less than {ROOM >> 30} GiB of disk left"
+    if shutil.disk_usage(folder).free < room:
+        return f"no images here: {folder} has less than {room >> 30} GiB of disk left"
     for name in ("below", "above", "work", "probe"):
         (folder / name).mkdir(exist_ok=True)
     options = f"lowerdir={folder}/below,upperdir={folder}/above,workdir={folder}/work"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from supply import containerfile, sbom
-from supply.image_builder import BASE, CERTIFICATES, Builder, missing
+from supply.image_builder import BASE, CERTIFICATES, ROOM, ROOM_WITHOUT_TORCH, Builder, missing
 from supply.image_packages import IMAGES, ROOT
 from supply.oci import About, OciError, write_archive
 from supply.release import VersionError, check_version, write_sums
@@ -53,7 +53,8 @@ def build(folder: Path, targets: Sequence[str]) -> list[Path]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        if why := missing(Path(work)):
+        has_torch = any("train" in IMAGES[target] for target in targets)
+        if why := missing(Path(work), ROOM if has_torch else ROOM_WITHOUT_TORCH):
             raise NoImagesError(why)
         text = (ROOT / "templates/Containerfile").read_text()
         builder = Builder(Path(work), Path(work, "pip"), ROOT, containerfile.stages(text, {"BASE": BASE}))
