@@ -17,6 +17,8 @@ from tests.harness import ROOT
 
 LAST = ROOT / ".pytest_cache/cluster.xml"
 """Where `make test-cluster` has JUnit's file."""
+USUALLY_SILENT_S = 50
+"""Kubernetes' own `--node-monitor-grace-period`."""
 HEAD = """# What a fault costs on a cluster
 
 One training meets all these faults, one after the other (`tests/cluster/test_faults.py`), on a real Kubernetes. It has
@@ -28,8 +30,9 @@ The seconds are the longest time between the ends of two new iterations, from th
 Only iterations that had already been reported count as done again; a machine without power cannot report its last half
 second. A pod that is asked to end leaves when its replacement is ready. The next round leaves a silent machine
 out, because nodes that stand still ask each other; it counts as lost after 30 s (`patience.silence` of the job). When
-the step's own machine is lost, Kubernetes takes it for silent after {silent_s} s (usually 50 s). Then `everstep status`
-names the command that removes the step's pod; the test gives it at once, and Argo retries the step.
+the step's own machine is lost, Kubernetes takes it for silent after {silent_s} s (usually 50 s, so it costs {more_s} s
+more there). Then `everstep status` names the command that removes the step's pod; the test gives it at once, and Argo
+retries the step.
 
 Two figures are the median and the worst. The load is the machine's over 1 minute, tests included.
 `python -m tests.cluster.costs > docs/fault-costs.md` writes this page after `make test-cluster` (or from JUnit files).
@@ -79,7 +82,7 @@ def read_costs(files: Iterable[Path]) -> dict[str, list[Cost]]:
 
 def page(costs: Mapping[str, Sequence[Cost]], cores: int) -> str:
     """A line for each fault; of several times the median and the worst, and the range of the loads."""
-    return HEAD.format(cores=f"{cores} cores", silent_s=SILENT_S) + "".join(
+    return HEAD.format(cores=f"{cores} cores", silent_s=SILENT_S, more_s=USUALLY_SILENT_S - SILENT_S) + "".join(
         _line(fault, each) for fault, each in costs.items()
     )
 
