@@ -121,23 +121,12 @@ def _cluster(verb: str) -> float:
 def faults(cases: Cases) -> Iterator[Line]:
     """The cost of each fault, at its worst."""
     for fault in FAULTS:
-<<<<<<< HEAD
-        case_report = next((case for name, case in cases.items() if name.endswith(f"[{fault}]")), None)
-        properties = (
-            {}
-            if case_report is None
-            else {entry.get("name"): entry.get("value") for entry in case_report.iter("property")}
-        )
-        cost = f"{properties['seconds']} s, {properties['lost']} iterations again" if properties else "not measured"
-        passed = case_report is not None and has_passed(case_report)
-=======
         mine = [case for name, case in cases.items() if name.endswith(f"-{fault}]")]
-        properties = [{one.get("name"): one.get("value", "") for one in case.iter("property")} for case in mine]
-        costs = [(float(one["seconds"]), int(one["lost"])) for one in properties if "seconds" in one]
+        facts = [{entry.get("name"): entry.get("value", "") for entry in case.iter("property")} for case in mine]
+        costs = [(float(of_case["seconds"]), int(of_case["lost"])) for of_case in facts if "seconds" in of_case]
         passed = bool(mine) and all(map(has_passed, mine))
         seconds, lost = (max(figures) for figures in zip(*costs, strict=True)) if costs else (math.inf, 0)
         summary_text = f"{seconds:.1f} s, {lost} iterations again, {len(costs)} times" if costs else "not measured"
->>>>>>> clus
         if fault in SILENT:
             yield Line(
                 f"fault: {fault}", f"goes on within {BUDGET_S:g} s", summary_text, passed and seconds <= BUDGET_S
