@@ -33,9 +33,10 @@ while not Path("over").exists():
 
 def test_each_rank_of_a_plain_script_writes_a_trace_of_its_next_iterations_and_trains_on(launcher: Launcher) -> None:
     (launcher.folder / "train.py").write_text(SCRIPT)
-    process = launcher.start(EVERSTEP, "--standalone", "--rdzv-id=mine", "train.py")
+    job = f"profiled-{launcher.tmp.name}"
+    process = launcher.start(EVERSTEP, "--standalone", "--store=store", f"--rdzv-id={job}", "train.py")
     until(lambda: (launcher.folder / "trains").exists(), lambda: launcher.text("node", "err"))
-    command = [sys.executable, "-m", "everstep.cli.main", "top", "mine", "--profile", "traces"]
+    command = [sys.executable, "-m", "everstep.cli.main", "top", job, "--profile", "traces"]
     asked = subprocess.run(
         command, cwd=launcher.folder, capture_output=True, text=True, check=False, env=launcher.environment({})
     )

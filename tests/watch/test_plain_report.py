@@ -34,8 +34,13 @@ ERROR
 """
 
 
+def name_of(launcher: Launcher) -> str:
+    """Of its job: `top` finds all jobs of this machine."""
+    return f"plain-{launcher.tmp.name}"
+
+
 def report(launcher: Launcher, capsys: pytest.CaptureFixture[str]) -> dict:
-    assert main(["report", f"{launcher.folder}/store/jobs/mine", "-o", "json"]) == 0
+    assert main(["report", f"{launcher.folder}/store/jobs/{name_of(launcher)}", "-o", "json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
@@ -44,7 +49,13 @@ def test_a_plain_scripts_report_has_its_iterations(
     launcher: Launcher, error: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (launcher.folder / "train.py").write_text(SCRIPT.replace("ERROR", error))
-    flags = ("--standalone", "--store=store", "--rdzv-id=mine", "--nproc-per-node=2", "--max-restarts=0")
+    flags = (
+        "--standalone",
+        "--store=store",
+        f"--rdzv-id={name_of(launcher)}",
+        "--nproc-per-node=2",
+        "--max-restarts=0",
+    )
     outcome = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, "train.py"))
     assert outcome.code == bool(error), outcome.err
     summary = report(launcher, capsys)
@@ -56,7 +67,7 @@ def test_a_plain_scripts_report_has_its_iterations(
     again = "start the same `everstep launch` again, with its --store and --rdzv-id: it begins anew"
     failed = f"Read the reason, mend what it names, then {again}."
     assert (summary["phase"], summary["next"]) == (("Failed", failed) if error else ("Succeeded", "The job is done."))
-    assert main(["report", f"{launcher.folder}/store/jobs/mine", "-o", "html"]) == 0
+    assert main(["report", f"{launcher.folder}/store/jobs/{name_of(launcher)}", "-o", "html"]) == 0
     page = capsys.readouterr().out
     assert "<h2>Steps</h2>" not in page
     assert "What the steps report" not in page
@@ -68,18 +79,19 @@ def test_while_it_runs_it_is_running_and_top_shows_its_iteration_and_its_newest_
 ) -> None:
     (launcher.folder / "train.py").write_text(SCRIPT.replace("ERROR", ""))
     (launcher.folder / "waits").touch()
-    process = launcher.start(EVERSTEP, "--standalone", "--store=store", "--rdzv-id=mine", "train.py")
-    until(lambda: (launcher.folder / "store/jobs/mine/telemetry").exists(), lambda: launcher.text("node", "err"))
+    job = name_of(launcher)
+    process = launcher.start(EVERSTEP, "--standalone", "--store=store", f"--rdzv-id={job}", "train.py")
+    until(lambda: (launcher.folder / f"store/jobs/{job}/telemetry").exists(), lambda: launcher.text("node", "err"))
     until(lambda: report(launcher, capsys)["jobs"][0]["iteration"] == 21, lambda: launcher.text("node", "err"))
     summary = report(launcher, capsys)
     assert summary["phase"] == "Running"
     assert summary["next"].startswith("The job has not ended; the newest that is known of it is of 2")
-    command = [sys.executable, "-m", "everstep.cli.main", "top", "mine", "--times", "1", "--every", "2"]
+    command = [sys.executable, "-m", "everstep.cli.main", "top", job, "--times", "1", "--every", "2"]
     shown = subprocess.run(
         command, cwd=launcher.folder, capture_output=True, text=True, check=True, env=launcher.environment({})
     )
     head, _, row, last = shown.stdout.splitlines()
-    assert head == "mine: iteration 21, 0.00 iterations/s, tokens/s not reported, 1 of 1 ranks here, 1 node here"
+    assert head == f"{job}: iteration 21, 0.00 iterations/s, tokens/s not reported, 1 of 1 ranks here, 1 node here"
     assert row.split()[4:6] == ["21", "0.00"]
     assert " Running: round 1: 1 of 1 worker nodes" in last
     (launcher.folder / "waits").unlink()
