@@ -14,17 +14,17 @@ from everstep.version import VERSION
 
 VERBS = {
     "launch": "run a script on one node or many, like torchrun, but elastic",
-    "check": "check whether machines are fit to train: this one, or several with a node on each",
+    "check": "check whether machines are fit to train: this one, or several with one node each",
     "workflow": "run, lint, show, resume or stop Argo manifests on this machine",
-    "doctor": "is a cluster's namespace ready for a pipeline?",
+    "doctor": "check whether a cluster's namespace is ready for a pipeline",
     "scale": "change the number of nodes of a running job",
     "chaos": "inject a fault into a running training",
-    "simulate": "thousands of nodes in virtual time: goodput of policies side by side",
-    "status": "conditions, restarts, nodes and checkpoint of a job",
-    "report": "what a run did and where its seconds went, also while it runs",
-    "top": "iterations, waiting, CPU and memory of each rank here; which one the others wait for",
-    "ui": "one local page over all runs: steps, loss, nodes, faults, logs, live; with buttons",
-    "stacks": "what every rank of a job does at this moment, merged; which rank is out of step",
+    "simulate": "run jobs of thousands of nodes in virtual time; compare the goodput of policies",
+    "status": "show conditions, restarts, nodes and the newest checkpoint of a job",
+    "report": "show what a run did and where its seconds went, also while it runs",
+    "top": "show iterations, waiting, CPU and memory of each rank here, and which one the others wait for",
+    "ui": "show all runs in one live local page: steps, loss, nodes, faults, logs; with buttons",
+    "stacks": "show what every rank of a job is doing now, merged, and which rank is out of step",
     "checkpoint": "list, verify, export or remove the checkpoints in a store",
     "convert": "turn another system's training job (ElasticJob, PyTorchJob...) into an Argo Workflow",
     "templates": "print the steps as WorkflowTemplates for your own workflows",
@@ -38,10 +38,10 @@ EXAMPLES = """examples:
   everstep check --nodes 4                             four nodes on this machine: matrix products, all-reduces
   everstep scale llama-finetune-x7k2 --nodes 1         shrink its training to one node
   everstep status llama-finetune-x7k2                  how its training is doing
-  everstep stacks llama-finetune-x7k2                  what each of its ranks does now
+  everstep stacks llama-finetune-x7k2                  what each of its ranks is doing now
   everstep ui --open                                   watch all of it in a browser
   everstep chaos llama-finetune-x7k2 --kind crash      kill one of its training processes
-  everstep checkpoint ls runs/store                    which checkpoints there are
+  everstep checkpoint ls runs/store                    its checkpoints
   everstep templates --image I | kubectl apply -f -    the steps, for any workflow's templateRef
 """
 

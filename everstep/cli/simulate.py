@@ -15,8 +15,11 @@ from everstep.flags import Flag, add_action
 if TYPE_CHECKING:
     from everstep.runtime.simulation import Costs, Outcome, Policy, Trace
 
-EXAMPLES = """examples: everstep simulate --nodes 2048 --days 7
+EXAMPLES = """\
+examples:
+  everstep simulate --nodes 2048 --days 7
   everstep simulate --nodes 10000 --burst-hours 24 --policies 'mine: spares=16, shrink-after=60; other: stage=10'
+
 a trace file has lines HOURS MACHINE[-MACHINE] node|silent|process REPAIR_HOURS, such as: 9.5 32-63 silent 2"""
 HOUR = 3600.0
 
