@@ -20,6 +20,8 @@ from typing import Any
 import psutil
 
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
+from everstep.runtime.journal import segments as journal_segments
+from everstep.runtime.store import open_store
 from everstep.runtime.system.processes import find_processes
 
 ROOT = Path(__file__).parents[1]
@@ -140,13 +142,12 @@ class Watched:
         return self.started[-1].poll() is not None
 
     def records(self) -> list[dict[str, Any]]:
-        """The journals of the run's jobs, as JSON."""
-        lines = [
-            json.loads(line)
-            for job in self.jobs()
-            for path in sorted((Path(self.store) / "jobs" / job / "journal").glob("[0-9]*"))
-            for line in path.read_text().splitlines()
-        ]
+        """The journals of the run's jobs, with what is archived of them, as JSON."""
+        if not (jobs := self.jobs()):
+            return []
+        store = open_store(str(self.store))
+        bodies = [segment.data for job in jobs for segment in journal_segments.read(store, job)]
+        lines = [json.loads(line) for body in bodies for line in body.splitlines()]
         return [line for line in lines if line["kind"] != "Segment"]
 
     def has_commit(self) -> bool:
