@@ -49,7 +49,7 @@ class Parts:
     """Where the seconds of one recovery went, in order."""
 
     detect: float
-    """Until the fork server saw the death (the kernel first frees the process's memory)."""
+    """Until the agent heard of the death."""
     decide: float
     """Until the master had broken the round."""
     round: float

@@ -26,6 +26,7 @@ from everstep.runtime.agent.forkserver_client import LARGEST_PACKET, Exited, For
 from everstep.runtime.agent.preload import import_turn, preload, why_not_to_fork
 from everstep.runtime.agent.script import exec_arguments, run_and_exit
 from everstep.runtime.agent.tcp_store import restrict_torch_store
+from everstep.runtime.system import life_line
 from everstep.runtime.watch import in_worker
 
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -123,6 +124,9 @@ class _Server:
                 in_worker.make_board(environment)
                 argv = exec_arguments(command, self._python)
                 os.execvpe(argv[0], argv, environment)
+            if spawn.life_line:
+                with suppress(OSError):  # Its end is heard of later then.
+                    life_line.hold(Path(spawn.life_line))
             os.environ.clear()
             os.environ.update(environment)
             _reset_threads_and_seed(environment)

@@ -32,6 +32,8 @@ class Spawn(msgspec.Struct, frozen=True, tag=True):
     """The worker's command if it differs from the one the fork server was started with."""
     cpus: tuple[int, ...] = ()
     """The worker's logical CPUs; empty: all that the fork server may use."""
+    life_line: str = ""
+    """Where the worker, if it is a plain fork, holds a life line; empty: nowhere."""
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):

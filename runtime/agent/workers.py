@@ -8,7 +8,9 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +21,7 @@ from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.spares import Spare, Spares
 from everstep.runtime.agent.survivors import Survivors
 from everstep.runtime.protocol.survivor_link import LEAVE_S, NextRound, Rehearsed
+from everstep.runtime.system import life_line
 from everstep.runtime.system.processes import start_time
 
 
@@ -82,9 +85,10 @@ class Workers:
         python: str = sys.executable,
         on_start: Callable[[int, int], None] = lambda local_rank, pid: None,
         note: Callable[[str], None] = lambda line: None,
+        has_devices: bool = False,
     ) -> None:
         """`python` runs the script where forking is unsafe; `on_start` gets each worker's local rank and pid; `note`
-        gets lines for the log."""
+        gets lines for the log. `has_devices`: devices may write memory until a worker's memory is freed."""
         self._command = tuple(command)
         self._preload = preload
         self._on_end = on_end
@@ -92,17 +96,23 @@ class Workers:
         self._on_start = on_start
         self._server: ForkServer | None = None
         self._running: dict[int, _Worker] = {}
+        self._dying: dict[int, _Worker] = {}
+        """Those that run no more, and whose memory has to be free before another takes their seat."""
         self._last = 0
         self._beside: dict[int, asyncio.Future[int]] = {}
         """Other commands that run beside the workers, by the fork server's number."""
         self._survivors = Survivors(self._on_seated, self._on_rehearsed)
         self.spares = Spares(note)
+        self._has_devices = has_devices
+        self._folder: Path | None = None
+        """For life lines; None: there are none."""
         self._leaving = dict[int, int]()
         """The workers that were told to leave the last round, and have not been killed: their process ids."""
 
     def open(self, path: Path) -> None:
         """Listen at the path for workers that can leave a round."""
         self._survivors.open(path)
+        self._folder = path.parent
 
     async def wait_until_ready(self, plain: bool) -> tuple[str, ...]:
         """Wait until workers can be started; returns lines for the log. Replaces a fork server that has ended."""
@@ -161,7 +171,8 @@ class Workers:
         self.spares.add(self._last, spare)
         try:
             own = () if tuple(command) == self._command else tuple(command)
-            self._server.spawn(Spawn(self._last, environment, own), spare.output.write_end, spare.output.write_end)
+            spawn = Spawn(self._last, environment, own, life_line=self._life_line(self._last))
+            self._server.spawn(spawn, spare.output.write_end, spare.output.write_end)
         except ForkServerLost:
             pass  # Its loss ends all processes, including this one, which never started.
         finally:
@@ -190,7 +201,8 @@ class Workers:
             if self._server is None:
                 raise ForkServerLost("no fork server")
             own = () if start.command == self._command else start.command
-            spawn = Spawn(self._last, start.environment, own, tuple(start.cpus))
+            line = self._life_line(self._last)
+            spawn = Spawn(self._last, start.environment, own, tuple(start.cpus), line)
             self._server.spawn(spawn, start.output.stdout, start.output.stderr)
         except ForkServerLost:
             pass  # Its loss ends all workers, including this one, which never started.
@@ -243,7 +255,7 @@ class Workers:
             "it is started again"
             for number in late
         ]
-        for number, worker in list(self._running.items()):
+        for number, worker in [*self._running.items(), *self._dying.items()]:
             if number not in free:
                 await worker.dead.wait()
         return lines
@@ -273,7 +285,7 @@ class Workers:
 
     async def wait_until_gone(self) -> None:
         """Wait until all workers are dead."""
-        for worker in list(self._running.values()):
+        for worker in [*self._running.values(), *self._dying.values()]:
             await worker.dead.wait()
 
     async def end(self, grace_s: float, signum: int) -> None:
@@ -305,7 +317,19 @@ class Workers:
             python=self._python,
         )
 
+    def _life_line(self, number: int) -> str:
+        return str(self._folder / f"life-{number}") if self._folder else ""
+
     def _on_forked(self, forked: Forked) -> None:
+        if self._folder and (forked.id in self._running or forked.id in self.spares):
+            loop = asyncio.get_running_loop()
+
+            def note_end(exit_code: int) -> None:
+                end = Exited(forked.id, exit_code, time.time(), forked.pid)
+                with suppress(RuntimeError):  # The loop is closed.
+                    loop.call_soon_threadsafe(self._on_ending, end)
+
+            life_line.watch(Path(self._life_line(forked.id)), forked.pid, note_end)
         if worker := self._running.get(forked.id):
             self._on_start(worker.local_rank, forked.pid)
 
@@ -321,19 +345,35 @@ class Workers:
             if self._pid(number) == pid:
                 self.spares.note_rehearsed(number, message)
 
+    def _on_ending(self, end: Exited) -> None:
+        """A worker runs no more; the kernel frees its memory, and its exit follows.
+
+        Where a warm spare takes its seat, nobody has to wait until there is room for another process.
+        """
+        if (worker := self._running.pop(end.id, None)) is None:
+            return
+        if self.spares.warm and not self._has_devices:
+            worker.dead.set()
+        else:
+            self._dying[end.id] = worker
+        self._report_end(worker, end)
+
     def _on_exited(self, exited: Exited) -> None:
         if exited.id in self.spares:
             self.spares.bury(exited.id, exited.exit_code, asyncio.get_running_loop().time())
-            return
-        if (beside := self._beside.pop(exited.id, None)) is not None:
+        elif (beside := self._beside.pop(exited.id, None)) is not None:
             if not beside.done():
                 beside.set_result(exited.exit_code)
-            return
-        worker = self._running.pop(exited.id)
+        elif (worker := self._dying.pop(exited.id, None)) is not None:
+            worker.dead.set()
+        elif (worker := self._running.pop(exited.id, None)) is not None:
+            worker.dead.set()
+            self._report_end(worker, exited)
+
+    def _report_end(self, worker: _Worker, exited: Exited) -> None:
         if worker.last_output is not None:
             worker.last_output.close()
         worker.output.close()
-        worker.dead.set()
         file = worker.output.error_file
         reply = _read_text(Path(file)) if file else ""
         error = _error_in(reply) or _read_text(worker.traceback) or worker.output.last_words()
@@ -351,7 +391,7 @@ class Workers:
 
     def _on_lost(self) -> None:
         """Report all workers as killed: they died with the fork server."""
-        for number in [*self._beside, *self.spares.numbers(), *self._running]:
+        for number in [*self._beside, *self.spares.numbers(), *self._dying, *self._running]:
             self._on_exited(Exited(number, -signal.SIGKILL, 0.0, 0))
 
 

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 import pytest
 
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
@@ -105,13 +106,15 @@ class Node:
 
 
 @asynccontextmanager
-async def node(folder: Path, script: str, preload: Sequence[str] = ()) -> AsyncIterator[Node]:
+async def node(
+    folder: Path, script: str, preload: Sequence[str] = (), has_devices: bool = False
+) -> AsyncIterator[Node]:
     (folder / "train.py").write_text(script)
     log = os.open(folder / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
     command = [str(folder / "train.py"), ""]
     ends: asyncio.Queue[WorkerEnd] = asyncio.Queue()
     notes: list[str] = []
-    workers = Workers(command, preload, ends.put_nowait, note=notes.append)
+    workers = Workers(command, preload, ends.put_nowait, note=notes.append, has_devices=has_devices)
     try:
         async with asyncio.timeout(DEADLINE_S):
             workers.open(folder / SOCKET_NAME)
@@ -207,6 +210,44 @@ def test_a_worker_that_dies_is_followed_by_a_warm_spare(tmp_path: Path) -> None:
             assert worker_node.workers.spares.numbers() == []
             worker_node.workers.signal_all(signal.SIGKILL)
             assert (await worker_node.ends.get()).round == 2
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("devices", [False, True])
+@pytest.mark.parametrize("spare", [False, True])
+def test_a_workers_end_is_reported_before_its_parent_knows_and_only_a_spare_needs_no_room(
+    tmp_path: Path, spare: bool, devices: bool
+) -> None:
+    """The fork server stands still, as if the kernel freed much memory."""
+
+    async def story() -> None:
+        async with node(tmp_path, SPARE, has_devices=devices) as one:
+            one.start(1)
+            await one.wait_for("[1] round 1")
+            if spare:
+                one.start_spare()
+                await one.wait_for_note("a spare is warm")
+            (worker,) = one.workers.pids().values()
+            while not list(tmp_path.glob("life-1")):
+                await asyncio.sleep(0.005)
+            server = psutil.Process(worker).parent()
+            assert server is not None
+            server.suspend()
+            try:
+                os.kill(worker, signal.SIGKILL)
+                end = await one.ends.get()
+                assert (end.round, end.exit_code, end.pid) == (1, -signal.SIGKILL, worker)
+                one.workers.end_round(1)
+                free = asyncio.ensure_future(one.workers.wait_until_free())
+                await asyncio.wait([free], timeout=0.1)
+                assert free.done() == (spare and not devices)
+            finally:
+                server.resume()
+            await free
+            assert one.start(2) == ([], [0] if spare else [])
+            await one.wait_for("[2] round 2")
+            assert one.ends.empty(), "an end is reported once"
 
     asyncio.run(story())
 
