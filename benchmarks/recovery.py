@@ -94,11 +94,12 @@ def cost_of(
 ) -> tuple[Kill, Parts]:
     """What a kill at that moment cost, and where the seconds went."""
     lines = [line for line in telemetry if "loss" in line]
-    before = max((line["iteration"] for line in lines if line["time"] <= killed), default=0)
-    after = next(line for line in lines if line["time"] > killed and line["iteration"] > before)
-    number = after["round"]
-    first = next(line for line in lines if line["time"] > killed and line["round"] == number)
     broken = next(r for r in records if r["kind"] == "RoundBroken" and r["time"] >= killed)
+    # Rank 0 may finish an iteration after the kill of a rank that had done its part.
+    before = max((line["iteration"] for line in lines if line["round"] <= broken["round"]), default=0)
+    after = next(line for line in lines if line["round"] > broken["round"] and line["iteration"] > before)
+    number = after["round"]
+    first = next(line for line in lines if line["round"] == number)
     formed = next(r for r in records if r["kind"] == "RoundFormed" and r["round"]["number"] == number)
     died = [r["died"] for r in records if r["kind"] == "WorkerFaulted" and r["round"] == broken["round"]]
     restored = [line for line in telemetry if line.get("kind") == "restored" and line["round"] == number]

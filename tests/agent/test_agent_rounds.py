@@ -162,9 +162,10 @@ FAILS = (
     + """
 while not os.path.exists(sys.argv[1]):
     threading.Event().wait(0.01)
-os._exit(201)
+os.execv("/bin/sh", ["sh", "-c", "sleep 1; exit 201"])
 """
 )
+"""As another program, it holds no life line: only the fork server hears of its end."""
 
 
 def test_a_worker_that_failed_before_its_round_was_broken_up_is_told_of_before_the_node_joins_again(
