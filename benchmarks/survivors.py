@@ -150,6 +150,10 @@ def kills(folder: Path, dataset: str, count: int, ranks: int, way: Way, seed: in
             expected += len(other_ranks)
             survivors_kept += len(other_ranks & {worker.pid for worker in seated_ranks(run, ranks)})
             print(f"{ranks} ranks, {way.name}: kill {number + 1}/{count} at iteration {before}", file=sys.stderr)
+        wait_until(
+            lambda: any(line.get("iteration", 0) >= reached for line in run.telemetry()) or run.over(),
+            "the telemetry of what follows the last kill", FIRST_S,
+        )  # fmt: skip
         if compare:
             newest, weights = newest_checkpoint(run, after=reached)
         run.wait_iteration(reached + 5)

@@ -51,7 +51,7 @@ class GroupSockets:
             inodes_to_cut, present = set(self._inodes), self._present
         for inode, file in _sockets().items():
             if inode in inodes_to_cut or (present is not None and inode not in present):
-                _shut_down(file)
+                _shut_down(inode, file)
         _abort_groups()
 
     def forget(self) -> None:
@@ -70,9 +70,12 @@ def _sockets() -> dict[str, int]:
     return targets
 
 
-def _shut_down(file: int) -> None:
-    """Shut a TCP connection down. A listener is left: gloo ends the process when its own fails."""
+def _shut_down(inode: str, file: int) -> None:
+    """Shut a TCP connection down, if the descriptor is still that socket's: another thread may have closed it, and the
+    next round's connection has its number then. A listener is left: gloo ends the process when its own fails."""
     with suppress(OSError), socket.socket(fileno=os.dup(file)) as duplicate:
+        if f"socket:[{os.fstat(duplicate.fileno()).st_ino}]" != inode:
+            return
         is_tcp = duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM
         if is_tcp and not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             duplicate.shutdown(socket.SHUT_RDWR)

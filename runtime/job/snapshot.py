@@ -48,19 +48,24 @@ _Rest = msgspec.defstruct(
 
 
 def encode_snapshot(state: State) -> bytes:
-    """The state as JSON; `decode_snapshot` returns an equal state."""
+    """The state as JSON, the same for equal states; `decode_snapshot` returns an equal state."""
     places: dict[tuple[str, int], _Replica] = {}
     for (role, index), times in state.relaunches.items():
         places[role, index] = _Replica(role, index, times)
     for (role, index), judgement in state.given_up.items():
         places.setdefault((role, index), _Replica(role, index)).given_up = judgement
-    rest: dict[str, Any] = {name: getattr(state, name) for name in _Rest.__struct_fields__}
+    rest = {name: _in_order(getattr(state, name)) for name in _Rest.__struct_fields__}
     checkpoints = [
         _KeptCheckpoint(round_, iteration, checkpoint) for (round_, iteration), checkpoint in state.checkpoints.items()
     ]
     others = msgspec.Raw(msgspec.json.encode(_Rest(**rest), enc_hook=list))
     snapshot = _Snapshot(SCHEMA, list(state.nodes.values()), list(places.values()), checkpoints, others)
     return msgspec.json.encode(snapshot, enc_hook=list)
+
+
+def _in_order(value: Any) -> Any:
+    """Equal sets may be iterated in different orders."""
+    return sorted(value) if isinstance(value, frozenset) else value
 
 
 def decode_snapshot(data: bytes) -> State:
