@@ -9,7 +9,7 @@ from everstep.runtime.watch.board_fields import Board
 
 _LOOK_S = 0.25
 _MOST_LINES = 4
-"""Iterations of one look that are told one by one; more become one line, with the seconds of all."""
+"""Iterations of one look that are reported one by one; more become one line, with the seconds of all."""
 
 
 class ShownIteration(NamedTuple):
@@ -28,13 +28,13 @@ class ShownIteration(NamedTuple):
 
 @dataclass
 class ShownIterations:
-    """Tells each iteration once."""
+    """Reports each iteration once."""
 
     board: Callable[[], Board | None]
     """Rank 0's; None: it is on another node, or its script reports by itself."""
     tell: Callable[[ShownIteration], None]
     _last: Board | None = None
-    """As it was when the newest iteration was told."""
+    """As it was when the newest iteration was reported."""
 
     async def run(self) -> None:
         """Look again and again, until cancelled."""
@@ -43,7 +43,7 @@ class ShownIterations:
             self.look()
 
     def look(self) -> None:
-        """Tell what has ended since the last look."""
+        """Report what has ended since the last look."""
         board, last = self.board(), self._last
         if board is None:
             return

@@ -1,4 +1,4 @@
-"""A process's life line: who waits at it hears of the process's end before the kernel has freed its memory.
+"""A process's life line: it reports the process's end before the kernel has freed its memory.
 
 Linux ends a process in this order: no thread runs its code any more, its robust mutexes are released, its memory is
 freed, and only then its parent hears of it (do_exit in kernel/exit.c; pthread_mutexattr_setrobust(3)). Freeing a

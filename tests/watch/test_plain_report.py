@@ -64,8 +64,8 @@ def test_a_plain_scripts_report_has_its_iterations(
     ledger = {entry["activity"]: entry["seconds"] for entry in job["ledger"]}
     assert ledger["productive iteration"] >= 0.5, ledger
     assert ledger["evaluation"] >= 0.4, ledger
-    again = "start the same `everstep launch` again, with its --store and --rdzv-id: it begins anew"
-    failed = f"Read the reason, mend what it names, then {again}."
+    again = "start the same `everstep launch` again, with its --store and --rdzv-id: it starts at the first iteration"
+    failed = f"Read the reason, fix what it names, then {again}."
     assert (summary["phase"], summary["next"]) == (("Failed", failed) if error else ("Succeeded", "The job is done."))
     assert main(["report", f"{launcher.folder}/store/jobs/{name_of(launcher)}", "-o", "html"]) == 0
     page = capsys.readouterr().out

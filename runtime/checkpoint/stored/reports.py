@@ -1,4 +1,4 @@
-"""What a node leaves beside its shard if no master hears that it is complete: by it the next master commits.
+"""A node that finds no master leaves a report beside its complete shard; the next master commits by these reports.
 
 A node that has to go while its job has no master (all pods are evicted at once) cannot wait for one.
 """
@@ -14,7 +14,7 @@ _holding = msgspec.json.Decoder(Holding).decode
 
 
 def leave_report(store: Store, holding: Holding) -> None:
-    """Leave what the master was to be told of a shard that is complete in the store. Blocking. Raises StoreError."""
+    """Leave the report that a shard is complete in the store. Blocking. Raises StoreError."""
     store.put(report_key(holding.key), msgspec.json.encode(holding))
 
 
