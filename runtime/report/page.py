@@ -102,7 +102,8 @@ def _what_next_for_job(run: Run) -> str:
     start = "start the same `everstep launch` again, with its --store and --rdzv-id"
     if not history.is_launched:
         start = "run its pipeline again with --name and the run's name"
-    place = f"it continues at iteration {history.commits[-1][1]}" if history.commits else "it starts at the first iteration"
+    commits = history.commits
+    place = f"it continues at iteration {commits[-1][1]}" if commits else "it starts at the first iteration"
     why = "Read the reason, fix what it names, then " if history.result == "failed" else "The job was stopped: "
     return f"{why}{start}: {place}."
 
