@@ -20,6 +20,7 @@ from everstep.runtime.agent.output import LAST_WORDS, Output, Pipe
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.spares import Spare, Spares
 from everstep.runtime.agent.survivors import Survivors
+from everstep.runtime.job.error_kinds import is_echo
 from everstep.runtime.protocol.survivor_link import LEAVE_S, NextRound, Rehearsed
 from everstep.runtime.system import life_line
 from everstep.runtime.system.processes import start_time
@@ -277,11 +278,16 @@ class Workers:
 
     async def wait_for_exits(self) -> None:
         """Wait until `on_end` was called for every worker that is dead by now: the fork server may be slower than the
-        master."""
+        master. Also for one that has printed an error of its own, which may be why the round is over: Python takes some
+        time to end, and closes the connections first."""
         pids = self.pids()
         for worker in list(self._running.values()):
             if (pid := pids.get(worker.local_rank)) and start_time(pid) is None:
                 await worker.dead.wait()
+            elif (error := _read_text(worker.traceback)) and not is_echo(error, 1):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LEAVE_S):
+                        await worker.dead.wait()
 
     async def wait_until_gone(self) -> None:
         """Wait until all workers are dead."""

@@ -194,6 +194,37 @@ def test_a_worker_that_failed_before_its_round_was_broken_up_is_told_of_before_t
     run(story())
 
 
+ENDS_SLOWLY = (
+    REPORTS
+    + """
+import atexit, time
+atexit.register(lambda: time.sleep(0.1) or [open(sys.argv[1], "w"), time.sleep(1)])
+raise ValueError("its own")
+"""
+)
+
+
+def test_a_worker_that_has_printed_its_own_error_may_end_before_the_node_joins_again(
+    job: Any, masters: Any, wait_for_end: Any
+) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            ends = job.folder / "ends"
+            await job.platform.create(job.request(master.url, ENDS_SLOWLY, str(ends)))
+            pid = (await master.telemetry("pid"))["pid"]
+            assert (await master.next(Join)).after_round == 0
+            await asyncio.to_thread(wait_until, ends.exists, "the error")
+            assert _lives(pid), "another rank's end may be reported first"
+            await master.direct(Action.REJOIN, 1)
+            exit_report, joins = await master.next((WorkerExit, Join)), await master.next((WorkerExit, Join))
+            assert (exit_report.exit_code, exit_report.round, joins.after_round) == (1, 1, 1)
+            assert "ValueError: its own" in exit_report.error
+            await master.direct(Action.LEAVE)
+            await wait_for_end()
+
+    run(story())
+
+
 def test_rejoin_ends_the_round_but_not_a_later_one(job: Any, masters: Any, wait_for_end: Any) -> None:
     async def story() -> None:
         async with masters() as master:
