@@ -26,7 +26,7 @@ from everstep.shell_settings import archive_limits, checked_variables
 if TYPE_CHECKING:
     from hera.workflows import Workflow
 
-    from everstep.runtime.workflow.pods.sandbox import Sandbox
+    from everstep.runtime.workflow.local_pods.sandbox import Sandbox
 
 C = TypeVar("C")
 
@@ -196,7 +196,7 @@ def manifest_of(workflow: "Workflow", store: str) -> dict[str, Any]:
 
 
 def _sandbox(how: Submission) -> "Sandbox | None":
-    from everstep.runtime.workflow.pods.sandbox import Sandbox
+    from everstep.runtime.workflow.local_pods.sandbox import Sandbox
 
     if not how.sandbox:
         return None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def checked_variables(names: Sequence[str]) -> tuple[str, ...]:
     """The variables that --env names. Raises BadInput for a variable that is not set here."""
-    from everstep.runtime.workflow.pods.inherited_variables import unset_names
+    from everstep.runtime.workflow.local_pods.inherited_variables import unset_names
 
     for entry in unset_names(os.environ, names):
         value = "; it is passed on, not set here: write only its NAME" if "=" in entry else ""
@@ -23,7 +23,7 @@ def checked_variables(names: Sequence[str]) -> tuple[str, ...]:
 
 def warn_missing_variables(run: str, names: Sequence[str]) -> None:
     """For a run that is resumed: warn about variables that it had before and that are not set here."""
-    from everstep.runtime.workflow.pods.inherited_variables import unset_names
+    from everstep.runtime.workflow.local_pods.inherited_variables import unset_names
 
     for name in unset_names(os.environ, names):
         print(

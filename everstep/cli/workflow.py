@@ -126,8 +126,8 @@ def _warn_unread_parameters(workflows: "Sequence[LoadedWorkflow]", values: Mappi
 def _run(flags: Run) -> int:
     require_platform()
     from everstep.runtime.workflow import ManifestError, parse
+    from everstep.runtime.workflow.local_pods.sandbox import Sandbox
     from everstep.runtime.workflow.manifest.parse import with_arguments
-    from everstep.runtime.workflow.pods.sandbox import Sandbox
     from everstep.runtime.workflow.run.run_folder import RunInputs, generated_name
 
     workflow_loaded = _load(flags)

@@ -1,7 +1,7 @@
 """HTTP requests that a manifest asks for: only http and https, and headers for one host go to no other.
 
-Standard library only, because `runtime/workflow/pods/httprun.py` runs without other packages. Rules after RFC 9110
-(8.6, 15.4) and curl's documentation (it does not send "Authorization" and custom headers to another host).
+Standard library only, because `runtime/workflow/local_pods/httprun.py` runs without other packages. Rules after RFC
+9110 (8.6, 15.4) and curl's documentation (it does not send "Authorization" and custom headers to another host).
 """
 
 import http.client

@@ -2,7 +2,7 @@
 
 The story begins in `manifest` (what is understood, and what is refused by name), which `lint` checks and whose texts
 `expressions` evaluates. `engine` decides what happens next and is pure. `run.executor` carries that out: it starts
-`pods`, passes `artifacts` between them, and writes the event log and `workflow.json`.
+`local_pods`, passes `artifacts` between them, and writes the event log and `workflow.json`.
 """
 
 from everstep.runtime.workflow.manifest.parse import Manifest, ManifestError, parse, problems

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from everstep.runtime.workflow.local_pods.pod import Folders, Pod
+from everstep.runtime.workflow.local_pods.runner import ProcessRunner
 from everstep.runtime.workflow.manifest.environment import ContainerCommand
-from everstep.runtime.workflow.pods.pod import Folders, Pod
-from everstep.runtime.workflow.pods.runner import ProcessRunner
 from tests.harness import ROUNDS, wait_until
 
 MANIFEST = """

@@ -12,7 +12,7 @@ import everstep.runtime.workflow
 from everstep.runtime.workflow import RunOptions, execute
 from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated, read_events
 from everstep.runtime.workflow.engine.nodes import Phase
-from everstep.runtime.workflow.pods import clock
+from everstep.runtime.workflow.local_pods import clock
 from tests.harness import wait_until
 from tests.workflow.running import manifest_text
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.workflow.pods.pod import RESULT_BYTES, Pod
-from everstep.runtime.workflow.pods.sandbox import NoSandboxError, Sandbox, check_available
+from everstep.runtime.workflow.local_pods.pod import RESULT_BYTES, Pod
+from everstep.runtime.workflow.local_pods.sandbox import NoSandboxError, Sandbox, check_available
 from tests.workflow.running import log, run, sh, workflow
 
 

@@ -20,10 +20,10 @@ from everstep.pipeline import Submission
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import PodEnded, PodStarted, RunCreated
+from everstep.runtime.workflow.local_pods import inherited_variables
+from everstep.runtime.workflow.local_pods.isolation_page import render
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.parse import parse
-from everstep.runtime.workflow.pods import inherited_variables
-from everstep.runtime.workflow.pods.isolation_page import render
 from everstep.runtime.workflow.run.run_folder import read_inputs
 from everstep.runtime.workflow.run.view import _PlainView, table
 from everstep.shell_settings import checked_variables
@@ -84,7 +84,9 @@ def test_nobody_else_gets_the_store(command: list[str]) -> None:
 
 def test_the_list_is_the_documentation() -> None:
     page_text = (ROOT / "docs/pod-isolation.md").read_text()
-    assert page_text == render(), "run: python -m everstep.runtime.workflow.pods.isolation_page > docs/pod-isolation.md"
+    assert page_text == render(), (
+        "run: python -m everstep.runtime.workflow.local_pods.isolation_page > docs/pod-isolation.md"
+    )
 
 
 def test_containers_of_every_kind_get_only_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

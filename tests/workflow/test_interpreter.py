@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import everstep
-from everstep.runtime.workflow.pods import interpreter
-from everstep.runtime.workflow.pods.pod import has_namespaces
+from everstep.runtime.workflow.local_pods import interpreter
+from everstep.runtime.workflow.local_pods.pod import has_namespaces
 from tests.workflow.running import manifest_text
 
 WHICH = manifest_text("""

@@ -13,8 +13,8 @@ import pytest
 
 from everstep.cli.main import main
 from everstep.runtime.workflow import RunOptions, execute
-from everstep.runtime.workflow.pods import isolation, pod
-from everstep.runtime.workflow.pods.pod import has_namespaces
+from everstep.runtime.workflow.local_pods import isolation, pod
+from everstep.runtime.workflow.local_pods.pod import has_namespaces
 from everstep.runtime.workflow.run import executor
 from everstep.runtime.workflow.run.control_requests import ControlRequest, submit_request
 from tests.harness import PATIENCE_S, wait_until

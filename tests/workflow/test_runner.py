@@ -13,9 +13,9 @@ import pytest
 
 from everstep.runtime.system.processes import start_time
 from everstep.runtime.workflow import RunOptions, execute
-from everstep.runtime.workflow.pods import clock
-from everstep.runtime.workflow.pods.pod_starter import MAX_PODS, STARTS_AT_ONCE
-from everstep.runtime.workflow.pods.runner import ProcessRunner
+from everstep.runtime.workflow.local_pods import clock
+from everstep.runtime.workflow.local_pods.pod_starter import MAX_PODS, STARTS_AT_ONCE
+from everstep.runtime.workflow.local_pods.runner import ProcessRunner
 
 TASKS = [{"name": "a", "template": "t"}, {"name": "b", "template": "t", "depends": "a"}]
 POD = {"name": "t", "container": {"image": "i", "command": ["sh", "-c", "exit 3"]}}

@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from everstep.cli.main import main
-from everstep.runtime.workflow.pods import sandbox
-from everstep.runtime.workflow.pods.sandbox import NoSandboxError
+from everstep.runtime.workflow.local_pods import sandbox
+from everstep.runtime.workflow.local_pods.sandbox import NoSandboxError
 from tests.harness import wait_until
 from tests.workflow.running import manifest_text
 

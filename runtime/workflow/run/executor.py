@@ -28,15 +28,15 @@ from everstep.runtime.workflow.engine.events import (
     read_events,
 )
 from everstep.runtime.workflow.engine.nodes import Node, Phase
+from everstep.runtime.workflow.local_pods import clock, readiness
+from everstep.runtime.workflow.local_pods.pod import has_namespaces
+from everstep.runtime.workflow.local_pods.pod_launcher import PodLauncher, PodSettings
+from everstep.runtime.workflow.local_pods.pod_starter import Starter
+from everstep.runtime.workflow.local_pods.runner import ProcessRunner, Runner, kill_leftovers
+from everstep.runtime.workflow.local_pods.sandbox import Sandbox
+from everstep.runtime.workflow.local_pods.sandbox import check_available as check_sandbox
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.parse import NO_LIBRARY, Manifest, parse
-from everstep.runtime.workflow.pods import clock, readiness
-from everstep.runtime.workflow.pods.pod import has_namespaces
-from everstep.runtime.workflow.pods.pod_launcher import PodLauncher, PodSettings
-from everstep.runtime.workflow.pods.pod_starter import Starter
-from everstep.runtime.workflow.pods.runner import ProcessRunner, Runner, kill_leftovers
-from everstep.runtime.workflow.pods.sandbox import Sandbox
-from everstep.runtime.workflow.pods.sandbox import check_available as check_sandbox
 from everstep.runtime.workflow.run import control_requests, run_folder, status
 from everstep.runtime.workflow.run.lost_outputs import nodes_without_outputs
 from everstep.runtime.workflow.run.run_locks import SharedState

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from everstep.runtime import faults
 from everstep.runtime.system import atomic, file_lock
+from everstep.runtime.workflow.local_pods.sandbox import Sandbox
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.parse import NAME, NO_LIBRARY, ManifestError
-from everstep.runtime.workflow.pods.sandbox import Sandbox
 
 RESERVED = ("artifacts", "store")
 """Folders beside the run folders."""

@@ -12,7 +12,7 @@ from everstep.runtime import faults
 from everstep.runtime.system import atomic
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.nodes import Node, NodeType, Outputs, log_name, node_id, pod_name
-from everstep.runtime.workflow.pods.progress import Progress
+from everstep.runtime.workflow.local_pods.progress import Progress
 
 WRITE_EVERY_S = 1.0
 """How old `workflow.json` may become while the run changes, if writing it is fast."""

@@ -10,11 +10,11 @@ from everstep.runtime.workflow.artifacts import artifacts
 from everstep.runtime.workflow.engine.engine import Engine
 from everstep.runtime.workflow.engine.events import INIT_FAILED, Event, PodEnded, PodLoading, PodStarted
 from everstep.runtime.workflow.engine.nodes import Node
+from everstep.runtime.workflow.local_pods.clock import Clock
+from everstep.runtime.workflow.local_pods.pod import NOT_STARTED, PodError
+from everstep.runtime.workflow.local_pods.pod_launcher import PodLauncher
+from everstep.runtime.workflow.local_pods.runner import Runner
 from everstep.runtime.workflow.manifest.library import MissingObjectError
-from everstep.runtime.workflow.pods.clock import Clock
-from everstep.runtime.workflow.pods.pod import NOT_STARTED, PodError
-from everstep.runtime.workflow.pods.pod_launcher import PodLauncher
-from everstep.runtime.workflow.pods.runner import Runner
 
 STARTS_AT_ONCE = 16
 """How many pods are started side by side, before the launcher looks at anything else."""

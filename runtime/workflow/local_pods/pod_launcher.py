@@ -22,6 +22,14 @@ from everstep.runtime.workflow.engine.template_call import LOCATIONS
 from everstep.runtime.workflow.expressions import ExpressionError, evaluate
 from everstep.runtime.workflow.expressions.tags import substitute
 from everstep.runtime.workflow.expressions.values import go_json
+from everstep.runtime.workflow.local_pods import http_template, progress, volumes
+from everstep.runtime.workflow.local_pods.clock import Clock
+from everstep.runtime.workflow.local_pods.inherited_variables import inherited_variables
+from everstep.runtime.workflow.local_pods.interpreter import search_path
+from everstep.runtime.workflow.local_pods.pod import NOT_STARTED, SCRIPT_PATH, Folders, Pod, PodError, check_command
+from everstep.runtime.workflow.local_pods.pod_outputs import collect
+from everstep.runtime.workflow.local_pods.sandbox import Sandbox
+from everstep.runtime.workflow.local_pods.spawner import RESULT_BYTES
 from everstep.runtime.workflow.manifest.durations import parse_seconds
 from everstep.runtime.workflow.manifest.environment import (
     ContainerCommand,
@@ -31,14 +39,6 @@ from everstep.runtime.workflow.manifest.environment import (
 )
 from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.manifest.library import Library
-from everstep.runtime.workflow.pods import http_template, progress, volumes
-from everstep.runtime.workflow.pods.clock import Clock
-from everstep.runtime.workflow.pods.inherited_variables import inherited_variables
-from everstep.runtime.workflow.pods.interpreter import search_path
-from everstep.runtime.workflow.pods.pod import NOT_STARTED, SCRIPT_PATH, Folders, Pod, PodError, check_command
-from everstep.runtime.workflow.pods.pod_outputs import collect
-from everstep.runtime.workflow.pods.sandbox import Sandbox
-from everstep.runtime.workflow.pods.spawner import RESULT_BYTES
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from everstep.runtime.workflow.artifacts import artifacts
 from everstep.runtime.workflow.artifacts.repository import Repository
 from everstep.runtime.workflow.expressions.values import parameter_text
-from everstep.runtime.workflow.pods import isolation
+from everstep.runtime.workflow.local_pods import isolation
 
 PARAMETER_BYTES = 8 << 20
 """Of an output parameter. Kubernetes takes 1.5 MiB of a whole workflow."""

@@ -1,13 +1,13 @@
 """docs/pod-isolation.md, made of the code's variables and limits by this module."""
 
 from everstep.runtime.workflow.artifacts.archives import DEFAULT_LIMITS, UNPACKED_VARIABLE
-from everstep.runtime.workflow.pods.inherited_variables import INHERITED_GROUPS, STORE_VARIABLES
+from everstep.runtime.workflow.local_pods.inherited_variables import INHERITED_GROUPS, STORE_VARIABLES
 
 DOCS = """\
 # What pods of a local run can see and do
 
-Made from `runtime/workflow/pods/inherited_variables.py` by
-`python -m everstep.runtime.workflow.pods.isolation_page > docs/pod-isolation.md`; a test keeps it true.
+Made from `runtime/workflow/local_pods/inherited_variables.py` by
+`python -m everstep.runtime.workflow.local_pods.isolation_page > docs/pod-isolation.md`; a test keeps it true.
 
 A local run is not a sandbox: pods are processes of the user who runs them, and can do whatever that user can. The
 following rules prevent harm from mistakes and careless manifests. They do not stop a malicious program.

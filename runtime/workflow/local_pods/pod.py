@@ -23,14 +23,14 @@ import msgspec
 from everstep.runtime.system import atomic
 from everstep.runtime.workflow.artifacts.inside import resolve_inside
 from everstep.runtime.workflow.engine.containers import has_several_containers, pod_containers
+from everstep.runtime.workflow.local_pods import isolation
+from everstep.runtime.workflow.local_pods.inherited_variables import is_own_step
+from everstep.runtime.workflow.local_pods.interpreter import interpreter_paths
+from everstep.runtime.workflow.local_pods.sandbox import Sandbox, private_folders
+from everstep.runtime.workflow.local_pods.spawner import RESULT_BYTES
+from everstep.runtime.workflow.local_pods.volumes import SECRETS_FOLDER
 from everstep.runtime.workflow.manifest.environment import ContainerCommand
 from everstep.runtime.workflow.manifest.fields import list_at
-from everstep.runtime.workflow.pods import isolation
-from everstep.runtime.workflow.pods.inherited_variables import is_own_step
-from everstep.runtime.workflow.pods.interpreter import interpreter_paths
-from everstep.runtime.workflow.pods.sandbox import Sandbox, private_folders
-from everstep.runtime.workflow.pods.spawner import RESULT_BYTES
-from everstep.runtime.workflow.pods.volumes import SECRETS_FOLDER
 
 MARK_VARIABLE = "EVERSTEP_POD_MARK"
 SCRIPT_PATH = "/argo/staging/script"

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from everstep.runtime.workflow.local_pods.interpreter import interpreter_paths
+from everstep.runtime.workflow.local_pods.isolation import ALWAYS_PRIVATE
 from everstep.runtime.workflow.manifest.parse import ManifestError
-from everstep.runtime.workflow.pods.interpreter import interpreter_paths
-from everstep.runtime.workflow.pods.isolation import ALWAYS_PRIVATE
 
 PRIVATE = ("/root", "/home", "/run")
 SHARED = ("jobs", "logs", "nodes")
