@@ -8,20 +8,20 @@ seconds: they exclude what other programs took.
 """
 
 import argparse
-import ctypes
 import importlib.util
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import psutil
 
 from benchmarks.corpus import write
 from benchmarks.main_job import Memory, sample_memory, table, tree
@@ -29,7 +29,6 @@ from tests.harness import ROOT
 
 VOCABULARY = 32_000
 ALL = ("ours", "limit", "megatron", "datatrove")
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,25 @@ class Figure:
     """PSS of all its processes."""
 
 
-def memory_of(pid: int, every_s: float = 0.2) -> AbstractContextManager[Memory]:
-    """Measure the peak PSS of a process and its children while the block runs."""
-    return sample_memory(lambda: sum(_pss(process.pid) for process in tree(pid)), every_s)
+@contextmanager
+def sample_processes(pid: int, every_s: float = 0.2) -> Iterator[tuple[Memory, dict[psutil.Process, float]]]:
+    """The peak PSS of a process and its children while the block runs, and the CPU seconds of each.
+
+    Sampled, not added up by the kernel: Spark's Python workers are not waited for, so nobody would have theirs. What a
+    process does after its last sample is left out.
+    """
+    cpu_seconds: dict[psutil.Process, float] = {}
+
+    def total() -> int:
+        processes = tree(pid)
+        for process in processes:
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                cpu_seconds[process] = times.user + times.system
+        return sum(_pss(process.pid) for process in processes)
+
+    with sample_memory(total, every_s) as memory:
+        yield memory, cpu_seconds
 
 
 def _pss(pid: int) -> int:
@@ -102,31 +117,16 @@ def measure_peer(name: str, corpus: Input, folder: Path) -> Figure:
 
 def _measure(command: list[str], output: Path | None = None) -> Figure:
     """Time a command; the figure lacks the tokens. Raises RuntimeError if it fails."""
-    _adopt_orphans()
-    before, started = _children_cpu_seconds(), time.monotonic()
+    started = time.monotonic()
     with (output or Path(os.devnull)).open("w") as out, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=errors)
-        with memory_of(process.pid) as memory:
+        with sample_processes(process.pid) as (memory, cpu_seconds):
             process.wait()
         seconds = time.monotonic() - started
-        with suppress(ChildProcessError):
-            while True:
-                os.wait()
         errors.seek(0)
         if process.returncode:
             raise RuntimeError(f"{command[2]} ended with {process.returncode}: {errors.read()[-2000:]}")
-    return Figure(seconds, seconds, _children_cpu_seconds() - before, 0, memory.peak)
-
-
-def _children_cpu_seconds() -> float:
-    """CPU seconds of all ended children of this process."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
-def _adopt_orphans() -> None:
-    """Make orphans children of this process (prctl(2)); otherwise nobody counts their CPU time."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    return Figure(seconds, seconds, sum(cpu_seconds.values()), 0, memory.peak)
 
 
 def prepare_input(folder: Path, megabytes: int, cores: int) -> Input:
