@@ -216,7 +216,7 @@ def test_a_data_template_lists_the_paths_of_artifacts(tmp_path: Path, monkeypatc
 def test_without_namespaces_it_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in ("run.executor", "pods.pod"):
+    for module in ("run.executor", "local_pods.pod"):
         monkeypatch.setattr(f"everstep.runtime.workflow.{module}.has_namespaces", lambda: False)
     twice: dict[str, Any] = {
         "name": "main",
