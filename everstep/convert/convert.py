@@ -3,7 +3,6 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +12,6 @@ from everstep.convert.kinds import KINDS
 from everstep.convert.launcher import parse_launch, step_arguments
 from everstep.convert.nearest import nearest
 from everstep.convert.source import Pod, Role, SourceJob
-from everstep.runtime.job.pod_template import CONTAINER, SPEC
 from everstep.runtime.job.spec_reader import SpecError, spec_of
 from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text
 from everstep.steps.train.config import Config
@@ -32,7 +30,7 @@ class Conversion:
     arguments: dict[str, Any]
     """By the config's fields; `job_spec` is a mapping in the spelling of a job spec."""
     pod: Pod
-    """What the step and its nodes run in."""
+    """That of rank 0's role. The step runs in its image; each role's whole pod is in the arguments' job spec."""
     notes: tuple[str, ...]
     """What could not be converted, one line each: FILE:LINE: FIELD: what, and the nearest."""
 
@@ -68,39 +66,30 @@ def convert(text: str, file: str) -> Conversion:
         for path in fields.unread()
     ]
     image = f"{file}: image {job.roles[0].pod.image}: it must have Everstep installed; or give your own with --image"
-    return Conversion(
-        job.name, arguments, job.roles[0].pod, (*unmatched_fields, *_unlike_the_first(job.roles, file), *more, image)
-    )
+    return Conversion(job.name, arguments, job.roles[0].pod, (*unmatched_fields, *more, image))
 
 
-def _unlike_the_first(roles: Sequence[Role], file: str) -> Iterator[str]:
-    """What the first role's pod has and another's has not: a role's template takes nothing away."""
-    first = _pod_fields(roles[0])
-    for role in roles[1:]:
-        for name in sorted(first.keys() - _pod_fields(role).keys() - {"metadata"}):
-            yield (
-                f"{file}: {role.name} has no {name}: no counterpart; nearest: that of {roles[0].name}, which its "
-                "template may replace"
-            )
-
-
-def _own_template(role: Role, first: Role) -> dict[str, Any]:
-    """A job spec's template of a role, with what its pod has otherwise than the first's, which is also the step's; its
-    labels and annotations in any case, as nodes do not have the step's. Empty: nothing."""
-    usual, own = _pod_fields(first), _pod_fields(role)
-    differs = {name: value for name, value in own.items() if name == "metadata" or usual.get(name) != value}
-    container = {name: value for name, value in differs.items() if name in CONTAINER}
-    spec = {name: value for name, value in differs.items() if name in SPEC}
+def _template(role: Role, image: str) -> dict[str, Any]:
+    """A job spec's template of a role: its pod, but for its command, its resources, an image that is the step's, and a
+    /dev/shm, as each node has one. Empty: nothing."""
+    pod = role.pod
+    container = {name: value for name, value in pod.container.items() if name != "resources"}
+    container |= {"image": pod.image} if pod.image != image else {}
+    spec, metadata = {**pod.template, **pod.spec}, pod.template.get("metadata")
+    spec.pop("metadata", None)
+    own_memory = {mount.get("name") for mount in pod.memory_mounts()}
+    for fields, name in ((container, "volumeMounts"), (spec, "volumes")):
+        fields[name] = [entry for entry in fields.get(name, []) if entry.get("name") not in own_memory]
+        if not fields[name]:
+            del fields[name]
     spec |= {"containers": [container]} if container else {}
-    metadata = differs.get("metadata")
     return {**({"metadata": metadata} if metadata else {}), **({"spec": spec} if spec else {})}
 
 
-def _pod_fields(role: Role) -> dict[str, Any]:
-    """The fields of a role's pod, but for its command and its resources, which each role keeps."""
-    pod = role.pod
-    container = {name: value for name, value in pod.container.items() if name != "resources"}
-    return {"image": pod.image, **container, **pod.template, **pod.spec}
+def _resources(role: Role) -> dict[str, Any]:
+    """A node's, in the spelling of a job spec."""
+    amounts = role.pod.container.get("resources") or {}
+    return {**(amounts.get("requests") or {}), **(amounts.get("limits") or {})}
 
 
 def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, Any]:
@@ -134,8 +123,9 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     ranks = sum(role.nodes * role.slots for role in roles)
     if ranks > Config.global_batch:
         arguments["global_batch"] = ranks
-    needs_spec = policies or roles[0].policies or _own_template(roles[0], roles[0])
-    if len(roles) == 1 and not needs_spec and roles[0].name == "worker":
+    (first, *others), image = roles, roles[0].pod.image
+    needs_spec = others or policies or first.policies or _resources(first) or _template(first, image)
+    if not needs_spec and first.name == "worker":
         arguments |= {"nodes": roles[0].nodes, "min_nodes": max(1, roles[0].min_nodes)}
         arguments |= {"workers_per_node": roles[0].slots} if roles[0].slots > 1 else {}
     else:
@@ -166,12 +156,10 @@ def _job_spec(roles: list[Role], policies: dict[str, Any], fields: Fields) -> di
     """The roles and policies in the spelling of a job spec. Raises ConvertError where it would be refused."""
     entries = {}
     for role in roles:
-        amounts = role.pod.container.get("resources") or {}
-        resources = {**(amounts.get("requests") or {}), **(amounts.get("limits") or {})} if len(roles) > 1 else {}
         entries[role.name] = {
             "replicas": role.nodes, "minReplicas": max(1, role.min_nodes), "slots": role.slots, **role.policies,
-            **({"resources": resources} if resources else {}),
-            **({"template": template} if (template := _own_template(role, roles[0])) else {}),
+            **({"resources": resources} if (resources := _resources(role)) else {}),
+            **({"template": template} if (template := _template(role, roles[0].pod.image)) else {}),
         }  # fmt: skip
     spec = {**policies, "replicaSpecs": entries}
     try:

@@ -18,6 +18,10 @@ class Pod:
     spec: dict[str, Any] = field(default_factory=dict)
     """Fields of a Workflow's spec: imagePullSecrets."""
 
+    def memory_mounts(self) -> list[dict[str, Any]]:
+        """Where it mounts a volume as /dev/shm."""
+        return [mount for mount in self.container.get("volumeMounts", []) if mount.get("mountPath") == "/dev/shm"]
+
 
 @dataclass(frozen=True)
 class Role:

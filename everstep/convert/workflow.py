@@ -1,21 +1,24 @@
 """Writes a conversion: an Argo Workflow, or a Hera pipeline with the same train step."""
 
 import json
-from pprint import pformat
 from typing import Any
 
 from everstep.convert.convert import Conversion
+from everstep.convert.source import Pod
 from everstep.steps.reuse import workflow_templates
 
 STORE = "runs/store"
 _STEP = "everstep-train"
+_LINE, _INDENT, _ARGUMENT = 100, 4, 16
+"""Of the pipeline's text: how long a line may be, and how far an argument of the task stands from its left."""
+_STEPS_OWN = ("imagePullPolicy", "env", "envFrom")
 
 
 def workflow_of(conversion: Conversion) -> dict[str, Any]:
-    """The Workflow: one task, whose template is the train step's with the job's image, variables and resources."""
+    """The Workflow: one task, whose template is the train step's with the job's image and variables."""
     step = next(known for known in workflow_templates() if known["metadata"]["name"] == _STEP)
     (template,) = step["spec"]["templates"]
-    _fit(template, conversion)
+    _fit(template["container"], template["volumes"], conversion.pod)
     values = {**conversion.arguments}
     if "job_spec" in values:
         values["job_spec"] = json.dumps(values["job_spec"], ensure_ascii=False)
@@ -35,37 +38,24 @@ def workflow_of(conversion: Conversion) -> dict[str, Any]:
     }
 
 
-def _fit(template: dict[str, Any], conversion: Conversion) -> None:
-    """Give the step's template what the job's pods have, in place."""
-    pod, container = conversion.pod, template["container"]
-    container |= {
-        "image": pod.image,
-        **{name: value for name, value in pod.container.items() if name != "volumeMounts"},
-    }
-    more = dict(pod.template)
-    volumes, mounts = more.pop("volumes", []), pod.container.get("volumeMounts", [])
-    # The step has one of its own.
-    own = {mount.get("name") for mount in mounts if mount.get("mountPath") == "/dev/shm"}
-    sizes = [volume["emptyDir"]["sizeLimit"] for volume in volumes
-             if volume.get("name") in own and (volume.get("emptyDir") or {}).get("sizeLimit")]  # fmt: skip
-    for volume in template.get("volumes", []):
-        if sizes and volume["name"] == "shared-memory":
-            volume["emptyDir"]["sizeLimit"] = sizes[0]
-    template["volumes"] = [
-        *template.get("volumes", []),
-        *(volume for volume in volumes if volume.get("name") not in own),
-    ]
-    own_mounts = [mount for mount in mounts if mount.get("name") not in own]
-    container["volumeMounts"] = [*container.get("volumeMounts", []), *own_mounts]
-    metadata = more.pop("metadata", {})
-    for name, values in metadata.items():
-        template.setdefault("metadata", {}).setdefault(name, {}).update(values)
-    template |= more
+def _fit(container: dict[str, Any], volumes: list[dict[str, Any]], pod: Pod) -> None:
+    """Give the step's template, in place, what its program needs: the nodes' pods are in the job spec.
+
+    The variables are those that the store may need, and the step's /dev/shm is what its nodes' follows from.
+    """
+    container |= {"image": pod.image} | {name: pod.container[name] for name in _STEPS_OWN if name in pod.container}
+    mounted = {mount.get("name") for mount in pod.memory_mounts()}
+    for volume in pod.template.get("volumes", []):
+        if volume.get("name") in mounted and (size := (volume.get("emptyDir") or {}).get("sizeLimit")):
+            (memory,) = (own for own in volumes if own["name"] == "shared-memory")
+            memory["emptyDir"]["sizeLimit"] = size
 
 
 def pipeline_of(conversion: Conversion) -> str:
     """The text of a Hera pipeline with this train step. Its image is given with --image, as for every pipeline."""
-    arguments = "".join(f"                {name}={_literal(value)},\n" for name, value in conversion.arguments.items())
+    arguments = "".join(
+        f"{' ' * _ARGUMENT}{name}={_argument(value)},\n" for name, value in conversion.arguments.items()
+    )
     image = json.dumps(conversion.pod.image)  # It comes from a stranger's file: within quotes, no line breaks.
     return f'''"""Train {conversion.name}: made by `everstep convert --to python`."""
 # Its image: {image}
@@ -104,11 +94,23 @@ if __name__ == "__main__":
 '''
 
 
-def _literal(value: Any) -> str:
-    if not isinstance(value, dict):
-        return repr(value)
-    lines = pformat(value, width=96, sort_dicts=False).splitlines()
-    return "json.dumps(\n" + "".join(f"                    {line}\n" for line in lines) + "                )"
+def _argument(value: Any) -> str:
+    literal = _literal(value, _ARGUMENT)
+    return f"json.dumps({literal})" if isinstance(value, dict) else literal
+
+
+def _literal(value: Any, column: int) -> str:
+    """As Python, in lines of which the first begins at that column."""
+    if len(text := repr(value)) <= _LINE - column or not isinstance(value, dict | list):
+        return text
+    named = isinstance(value, dict)
+    keys = [f"{key!r}: " for key in value] if named else [""] * len(value)
+    inner = column + _INDENT
+    entries = [
+        f"{' ' * inner}{key}{_literal(entry, inner)},\n"
+        for key, entry in zip(keys, value.values() if named else value, strict=True)
+    ]
+    return ("{" if named else "[") + "\n" + "".join(entries) + " " * column + ("}" if named else "]")
 
 
 def _text(value: Any) -> str:

@@ -78,8 +78,13 @@ def test_nothing_in_a_strangers_file_becomes_code_of_the_pipeline() -> None:
 def test_a_launchers_flags_become_the_steps_arguments() -> None:
     assert arguments_of("elastic_job") == {
         "gang": "koordinator", "max_relaunches": 3, "network_check": True, "exclude_straggler": True, "max_restarts": 1,
-        "script": "./train.py", "script_args": "data.json --epochs 5", "nodes": 4, "min_nodes": 2,
-        "workers_per_node": 2,
+        "script": "./train.py", "script_args": "data.json --epochs 5", "job_spec": {"replicaSpecs": {"worker": {
+            "replicas": 4, "minReplicas": 2, "slots": 2,
+            "resources": {"cpu": "8", "memory": "16Gi", "metax-tech.com/gpu": 8},
+            "template": {
+                "spec": {"schedulerName": "koord-scheduler", "containers": [{"imagePullPolicy": "Always"}]}
+            },
+        }}},
     }  # fmt: skip
 
 
@@ -101,18 +106,18 @@ def test_a_gangs_marks_are_the_steps_flags_and_its_own_pod_is_in_no_gang(minimum
     text = text.replace("          annotations:", f"          labels: {{{more}, team: a}}\n          annotations:")
     text = text.replace("--nnodes=2:$NODE_NUM ", "") if minimum != "many" else text
     conversion = convert(text, "f")
-    template = workflow_of(conversion)["spec"]["templates"][1]
     assert (conversion.arguments["gang"], conversion.arguments["queue"]) == ("koordinator", "mine")
     assert f"f: {mark}={minimum}: no counterpart; nearest: the gang is of --min-nodes nodes" in conversion.notes
     (worker,) = conversion.arguments["job_spec"]["replicaSpecs"].values()
     assert worker["minReplicas"] == least
-    assert template["metadata"]["labels"]["team"] == "a"
-    assert "koordinator" not in str(template["metadata"])
+    assert worker["template"]["metadata"]["labels"] == {"team": "a"}
+    assert "koordinator" not in str(worker["template"]["metadata"])
+    assert "koordinator" not in str(workflow_of(conversion)["spec"]["templates"][1].get("metadata"))
 
 
 def test_nodes_have_the_labels_and_annotations_of_the_jobs_pods() -> None:
-    text = (JOBS / "train_job.yaml").read_text()
-    assert "job_spec" not in convert(text, "f").arguments
+    plain = convert(HEAD + f"  replicaSpecs: {{worker: {{{POD}}}}}", "f")
+    assert "job_spec" not in plain.arguments
     metadata = "template: {metadata: {labels: {team: a}}, spec:"
     roles = convert(HEAD + f"  replicaSpecs: {{worker: {{{POD.replace('template: {spec:', metadata)}}}}}", "f")
     assert roles.arguments["job_spec"]["replicaSpecs"]["worker"]["template"] == {"metadata": {"labels": {"team": "a"}}}
@@ -155,12 +160,12 @@ def test_what_other_roles_pods_have_otherwise_is_their_template() -> None:
     assert "template" not in roles["ps"]
 
 
-def test_what_only_the_first_roles_pod_has_is_listed() -> None:
-    notes = convert((JOBS / "ai_training_job.yaml").read_text(), "j.yaml").notes
-    assert [note for note in notes if "trainer has no" in note] == [
-        f"j.yaml: trainer has no {name}: no counterpart; nearest: that of launcher, which its template may replace"
-        for name in ("imagePullPolicy", "schedulerName", "volumeMounts", "volumes")
-    ]
+def test_what_the_first_roles_pod_has_is_its_own() -> None:
+    roles = arguments_of("ai_training_job")["job_spec"]["replicaSpecs"]
+    own_spec = {"schedulerName": "volcano", "containers": [{"imagePullPolicy": "Always"}]}
+    assert roles["launcher"]["template"] == {"spec": own_spec}
+    variable = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}
+    assert roles["trainer"]["template"] == {"spec": {"containers": [{"env": [variable]}]}}
 
 
 def test_a_job_that_tolerates_no_fault_restarts_nothing_and_keeps_its_priority() -> None:
@@ -194,10 +199,13 @@ def test_sizes_of_each_kind() -> None:
     assert (volcano["gang"], volcano["queue"]) == ("volcano", "default")
     assert volcano["job_spec"]["replicaSpecs"]["nginx"] == {"replicas": 4, "minReplicas": 2, "slots": 1}
     pytorch = arguments_of("pytorch_job")
-    assert pytorch["job_spec"]["replicaSpecs"]["worker"] == {"replicas": 10, "minReplicas": 5, "slots": 4}
+    worker = pytorch["job_spec"]["replicaSpecs"]["worker"]
+    assert {name: value for name, value in worker.items() if name != "template"} == {
+        "replicas": 10, "minReplicas": 5, "slots": 4,
+    }  # fmt: skip
     assert (pytorch["max_restarts"], pytorch["max_relaunches"], pytorch["global_batch"]) == (7, 6, 40)
-    train = arguments_of("train_job")
-    assert (train["nodes"], train["min_nodes"], train["workers_per_node"]) == (3, 3, 2)
+    train = arguments_of("train_job")["job_spec"]["replicaSpecs"]["worker"]
+    assert train == {"replicas": 3, "minReplicas": 3, "slots": 2, "resources": {"cpu": 4, "memory": "8Gi"}}
     ray = arguments_of("ray_job")
     assert ray["job_spec"]["replicaSpecs"]["worker"] == {"replicas": 2, "minReplicas": 1, "slots": 1, "maxReplicas": 5}
 
@@ -215,16 +223,23 @@ def test_a_tfjobs_roles_are_tensorflows_tasks_and_its_chiefs_end_is_its_own() ->
     assert convert(text, "f").arguments["job_spec"]["replicaSpecs"]["worker"]["completePolicy"] == "All"
 
 
-def test_the_pod_is_carried_into_the_template() -> None:
-    template = train_template("pytorch_job")
-    container = template["container"]
-    assert container["image"] == "registry.example/imagenet:1"
-    assert container["workingDir"] == "/workspace"
-    assert {"name": "data", "mountPath": "/data"} in container["volumeMounts"]
-    assert {"name": "data", "persistentVolumeClaim": {"claimName": "imagenet"}} in template["volumes"]
-    assert template["nodeSelector"] == {"gpu": "a100"}
-    assert container["env"] == [{"name": "LOGLEVEL", "value": "DEBUG"}]
-    assert train_template("elastic_job")["schedulerName"] == "koord-scheduler"
+def test_the_pod_is_the_roles_and_the_step_has_its_image_and_variables() -> None:
+    (role,) = arguments_of("pytorch_job")["job_spec"]["replicaSpecs"].values()
+    variables = [{"name": "LOGLEVEL", "value": "DEBUG"}]
+    mounts = [{"name": "data", "mountPath": "/data"}]
+    assert role["template"]["spec"] == {
+        "nodeSelector": {"gpu": "a100"},
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "imagenet"}}],
+        "containers": [{"env": variables, "workingDir": "/workspace", "volumeMounts": mounts}],
+    }
+    step = train_template("pytorch_job")
+    assert (step["container"]["image"], step["container"]["env"]) == ("registry.example/imagenet:1", variables)
+    assert "nodeSelector" not in step
+
+
+def test_the_step_has_no_device() -> None:
+    assert "gpu" not in json.dumps(train_template("elastic_job")["container"]["resources"])
+    assert "gpu" in json.dumps(arguments_of("elastic_job")["job_spec"])
 
 
 def test_the_jobs_shared_memory_sizes_the_steps_own() -> None:

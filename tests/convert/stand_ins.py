@@ -1,0 +1,52 @@
+"""Jobs of other systems that tests run: made smaller, with stand-ins for what their images have."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+JOBS = Path(__file__).with_name("jobs")
+SMALL = {
+    "ai_training_job": {"replicas: 3": "replicas: 2", "maxReplicas: 5": "maxReplicas: 2", "/usr/sbin/sshd && ": ""},
+    "elastic_job": {
+        "--network-check --exclude-straggler --nnodes=2:$NODE_NUM --nproc_per_node=2": "--nnodes=1:$NODE_NUM",
+        "replicas: 4": "replicas: 2", "cpu: \"8\"": "cpu: \"1\"", "16Gi": "1Gi",
+    },
+    "parameter_servers": {"memory: 8Gi": "memory: 1Gi", "memory: 4Gi": "memory: 1Gi"},
+    "pytorch_job": {
+        "minReplicas: 5, maxReplicas: 10": "minReplicas: 1, maxReplicas: 2", "nProcPerNode: 4": "nProcPerNode: 1",
+        "replicas: 10": "replicas: 2", "workingDir: /workspace": "imagePullPolicy: Always",
+    },
+    "ray_job": {"maxReplicas: 5": "maxReplicas: 2"},
+    "tf_job": {"replicas: 4": "replicas: 2", "replicas: 2\n      restartPolicy: Always": "restartPolicy: Always"},
+    "train_job": {
+        "numNodes: 3": "numNodes: 2", "numProcPerNode: 2": "numProcPerNode: 1", "/workspace/": "",
+        "{cpu: 4, memory: 8Gi}": "{cpu: 1, memory: 1Gi}",
+    },
+    "volcano_job": {
+        "replicas: 4": "replicas: 2", "minAvailable: 2": "minAvailable: 1",
+        "{image: nginx, name: nginx}": "{image: nginx, name: nginx, command: [python, train.py]}",
+    },
+}  # fmt: skip
+"""What of each is made smaller, or is not on this machine."""
+SCRIPTS = ("train.py", "imagenet.py", "mnist.py", "trainer.py", "bench.py")
+SCRIPT = """
+import os, time
+print("ran", os.environ["ROLE_NAME"], "rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+if os.environ["ROLE_NAME"] == "ps":
+    time.sleep(600)
+"""
+RANKS = {"ai_training_job": 1, "parameter_servers": 4, "tf_job": 4}
+"""So many ranks run the script; else 2."""
+
+
+def smaller(name: str, more: Mapping[str, str] = {}) -> str:
+    """That job's YAML with what is in `SMALL`, and `more`."""
+    job = (JOBS / f"{name}.yaml").read_text()
+    for large, small in {**SMALL[name], **more}.items():
+        assert large in job
+        job = job.replace(large, small)
+    return job
+
+
+def ranks_in(logs: str) -> int:
+    """How many ranks have run the script."""
+    return len({line.partition("ran ")[2] for line in logs.splitlines() if "ran " in line and " rank " in line})
