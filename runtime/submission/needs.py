@@ -12,6 +12,8 @@ from everstep.runtime.submission.manifest import all_templates, containers_of, t
 _PARAMETER = re.compile(r"\{\{workflow\.parameters\.([A-Za-z0-9_-]+)\}\}")
 TRAIN, SPARK = "-train", "-spark"
 """Suffixes of the service accounts whose pods make other pods (files/rbac.yaml)."""
+CHAOS = "-chaos"
+"""Of the account of drills (files/chaos/rbac.yaml). What it may not do, a drill says of each fault."""
 REPORTS = (("argoproj.io", "workflowtaskresults", ("create", "patch")),)
 MAKES_NODES = (
     ("", "pods", ("create", "get", "list", "watch", "delete", "patch")),

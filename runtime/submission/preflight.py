@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from everstep.runtime.job.spec_values import quantity
 from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError
-from everstep.runtime.submission.needs import OWN_TEMPLATES, VERSION_LABEL, Needs, Rights
+from everstep.runtime.submission.needs import CHAOS, OWN_TEMPLATES, VERSION_LABEL, Needs, Rights
 
 WITHIN_S = 3.0
 ENDPOINTS = ("AWS_ENDPOINT_URL", "MINIO_ENDPOINT")
@@ -30,7 +30,7 @@ GANG_APIS = {
 CONTROLLER_SETTINGS = "workflow-controller-configmap"
 CONTROLLER_NAMESPACE = "argo"
 """Where Argo's own manifests install it."""
-RBAC = "kubectl apply -n {namespace} -f templates/chart/files/rbac.yaml"
+RBAC = "kubectl apply -n {namespace} -f templates/chart/files/{file}"
 
 
 class Verdict(StrEnum):
@@ -165,7 +165,8 @@ def _account(name: str, rights: Rights) -> Check:
         return f"{kind} ({', '.join(missing)})" if missing else ""
 
     async def check(api: KubeApi) -> list[Finding]:
-        what, mend = f"service account {name}", RBAC.format(namespace=api.namespace)
+        file = "chaos/rbac.yaml" if name.endswith(CHAOS) else "rbac.yaml"
+        what, mend = f"service account {name}", RBAC.format(namespace=api.namespace, file=file)
         if not await _find(api, f"api/v1/namespaces/{{namespace}}/serviceaccounts/{name}"):
             return _wrong(f"{what} does not exist in namespace {api.namespace}", mend)
         missing = await asyncio.gather(*(lacking(api, *right) for right in rights))

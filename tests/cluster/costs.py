@@ -35,6 +35,7 @@ more there). Then `everstep status` names the command that removes the step's po
 retries the step.
 
 Two figures are the median and the worst. The load is the machine's over 1 minute, tests included.
+Measured on {days}.
 `python -m tests.cluster.costs > docs/fault-costs.md` writes this page after `make test-cluster` (or from JUnit files).
 
 | what happens | seconds without a new iteration | iterations done again | times | load |
@@ -80,11 +81,17 @@ def read_costs(files: Iterable[Path]) -> dict[str, list[Cost]]:
     return costs
 
 
-def page(costs: Mapping[str, Sequence[Cost]], cores: int) -> str:
+def read_days(files: Iterable[Path]) -> list[str]:
+    """On which the tests ran, in their order. Raises FileNotFoundError."""
+    suites = (suite for file in files for suite in ElementTree.parse(file).iter("testsuite"))
+    return sorted({suite.attrib["timestamp"].partition("T")[0] for suite in suites})
+
+
+def page(costs: Mapping[str, Sequence[Cost]], days: Sequence[str], cores: int) -> str:
     """A line for each fault; of several times the median and the worst, and the range of the loads."""
-    return HEAD.format(cores=f"{cores} cores", silent_s=SILENT_S, more_s=USUALLY_SILENT_S - SILENT_S) + "".join(
-        _line(fault, each) for fault, each in costs.items()
-    )
+    more_s = USUALLY_SILENT_S - SILENT_S
+    head = HEAD.format(cores=f"{cores} cores", days=" and ".join(days), silent_s=SILENT_S, more_s=more_s)
+    return head + "".join(_line(fault, each) for fault, each in costs.items())
 
 
 def _line(fault: str, each: Sequence[Cost]) -> str:
@@ -103,7 +110,8 @@ def main(words: Sequence[str]) -> str:
     """The page of these files."""
     import psutil
 
-    return page(read_costs([Path(word) for word in words] or [LAST]), psutil.cpu_count() or 1)
+    files = [Path(word) for word in words] or [LAST]
+    return page(read_costs(files), read_days(files), psutil.cpu_count() or 1)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from tests.harness import ROOT
 
 STORE_SECRET = "everstep-store"
 SERVICE_ACCOUNT = "everstep"
-OF_TRAINING, OF_SPARK = f"{SERVICE_ACCOUNT}-train", f"{SERVICE_ACCOUNT}-spark"
-"""The accounts with more rights: the train step's, and that of Spark's driver."""
+OF_TRAINING, OF_SPARK, OF_CHAOS = f"{SERVICE_ACCOUNT}-train", f"{SERVICE_ACCOUNT}-spark", f"{SERVICE_ACCOUNT}-chaos"
+"""The accounts with more rights: the train step's, that of Spark's driver, and the chaos step's."""
 FILES = ROOT / "templates/chart/files"
 
 
@@ -20,7 +20,8 @@ def made_ready(kubectl: Kubectl, kinds: Path) -> None:
     """`kinds`: the folder with Argo's custom resource definitions."""
     kubectl.apply(*(path.read_text() for path in sorted(kinds.glob("argoproj.io_*.yaml"))))
     kubectl.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
-    kubectl.apply((FILES / "rbac.yaml").read_text(), (FILES / "network.yaml").read_text(), _secret())
+    files = ("rbac.yaml", "chaos/rbac.yaml", "network.yaml")
+    kubectl.apply(*((FILES / file).read_text() for file in files), _secret())
 
 
 def _secret() -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.layout import NAMESPACE
 from tests.cluster.lifecycle import Cluster
-from tests.cluster.namespace import OF_SPARK, OF_TRAINING, SERVICE_ACCOUNT
+from tests.cluster.namespace import OF_CHAOS, OF_SPARK, OF_TRAINING, SERVICE_ACCOUNT
 
 VERBS = (
     "get", "list", "watch", "create", "update", "patch", "delete", "deletecollection", "bind", "escalate",
@@ -23,13 +23,17 @@ RESOURCES = (
     ("argoproj.io", "workflowtasksets"), ("networking.k8s.io", "networkpolicies"),
     ("rbac.authorization.k8s.io", "clusterroles"), ("certificates.k8s.io", "certificatesigningrequests"),
     ("scheduling.x-k8s.io", "podgroups"), ("kueue.x-k8s.io", "workloads"), ("kueue.x-k8s.io", "localqueues"),
-    ("scheduling.volcano.sh", "podgroups"), ("scheduling.volcano.sh", "queues"),
+    ("scheduling.volcano.sh", "podgroups"), ("scheduling.volcano.sh", "queues"), ("chaosblade.io", "chaosblades"),
 )  # fmt: skip
 RESULTS = {"workflowtaskresults": {"create", "patch"}}
 PODS = {"get", "list", "watch", "create", "patch", "delete"}
 MAY = {
     SERVICE_ACCOUNT: RESULTS,
     OF_SPARK: {**RESULTS, "pods": {*PODS, "deletecollection"}},
+    OF_CHAOS: {
+        **RESULTS, "pods": {"get", "list", "delete"}, "pods/eviction": {"create"}, "pods/exec": {"get", "create"},
+        "configmaps": {"get", "patch"},
+    },
     OF_TRAINING: {
         **RESULTS, "pods": PODS, "secrets": {"create"}, "configmaps": {"get", "create"},
         "podgroups": {"get", "create", "delete"}, "workflows": {"get"},

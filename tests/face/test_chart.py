@@ -75,7 +75,7 @@ def test_image_registry_and_secrets_go_where_the_pods_are() -> None:
         own = {"everstep-{{workflow.uid}}-{{inputs.parameters.task}}"} if template["name"] == "train" else set()
         assert secrets == {"keys", *own}
     accounts = {name: object_ for (kind, name), object_ in objects.items() if kind == "ServiceAccount"}
-    assert accounts.keys() == {"everstep", "everstep-train", "everstep-spark", "everstep-chaos"}
+    assert accounts.keys() == {"everstep", "everstep-train", "everstep-spark"}
     assert all(account["imagePullSecrets"] == [{"name": "pull"}] for account in accounts.values())
     assert objects["Secret", "keys"]["stringData"] == {"AWS_REGION": "x"}
 
@@ -93,6 +93,14 @@ def test_the_right_to_mark_machines_is_given_only_when_it_is_wanted() -> None:
     binding = objects["ClusterRoleBinding", "everstep-taints-ml"]
     assert binding["roleRef"]["name"] == "everstep-taints-ml"
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "everstep-train", "namespace": "ml"}]
+
+
+def test_the_account_of_drills_is_made_only_when_it_is_wanted() -> None:
+    usual, objects = render_chart(), render_chart(chaos=True, imagePullSecrets=["pull"])
+    own = {kind: objects[kind, "everstep-chaos"] for kind in ("ServiceAccount", "Role", "RoleBinding")}
+    assert objects.keys() - usual.keys() == {(kind, "everstep-chaos") for kind in own}
+    assert own["ServiceAccount"]["imagePullSecrets"] == [{"name": "pull"}]
+    assert list(own.values())[1:] == list(yaml.safe_load_all((CHART / "files/chaos/rbac.yaml").read_text()))[1:]
 
 
 def test_the_network_policy_is_made_unless_it_is_not_wanted() -> None:

@@ -20,16 +20,17 @@ MAY = {
     "everstep-chaos": {"workflowtaskresults", "pods", "pods/eviction", "pods/exec", "configmaps"},
 }
 """By service account, the kinds of objects that it may do anything with."""
+RIGHTS = ("rbac.yaml", "chaos/rbac.yaml")
 
 
-def objects(name: str) -> list[dict[str, Any]]:
-    """Of that file."""
-    return list(yaml.safe_load_all((FILES / name).read_text()))
+def objects(*names: str) -> list[dict[str, Any]]:
+    """Of these files."""
+    return [object_ for name in names for object_ in yaml.safe_load_all((FILES / name).read_text())]
 
 
 def rules(account: str) -> Iterator[dict[str, Any]]:
     """All that are bound to that account."""
-    there = objects("rbac.yaml")
+    there = objects(*RIGHTS)
     for binding in (object_ for object_ in there if object_["kind"] == "RoleBinding"):
         if account in [subject["name"] for subject in binding["subjects"]]:
             (role,) = [
@@ -50,7 +51,7 @@ def test_each_account_may_do_what_its_step_needs_and_nothing_to_other_kinds(acco
 
 
 def test_every_account_that_is_bound_is_made() -> None:
-    there = objects("rbac.yaml")
+    there = objects(*RIGHTS)
     assert {object_["metadata"]["name"] for object_ in there if object_["kind"] == "ServiceAccount"} == MAY.keys()
     assert {
         subject["name"] for object_ in there if object_["kind"] == "RoleBinding" for subject in object_["subjects"]
