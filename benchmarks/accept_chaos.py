@@ -1,6 +1,7 @@
 """`make accept-chaos`: faults injected for real and in virtual time: wanted, measured, holds or not.
 
-Words on the command line select lines.
+Words on the command line select lines. Left out: faults on a real cluster (`make accept-cluster`), and ChaosBlade's
+operator, whose resources are compared with its schema here.
 """
 
 import argparse
@@ -28,6 +29,8 @@ SOAK = "soak: {} minutes, 4 nodes, a fault every 15 s"
 SOAK_MINUTES = 30
 SECOND = "a second S3 server: SeaweedFS"
 FLIPS = "certified states: 100 planted bit flips found, the node named, the cost"
+REPLAY = "certified states: what it costs that another rank computes gradients again"
+SLOW = "a slow store: 50 ms away, 5 % errors, 5 requests a second"
 AGENTS, LOST = 10_000, 500
 PLANE = f"control plane: {AGENTS} agents, {LOST} lost at once, the master lost"
 MANY = "control plane: 100,000 tasks in the executor, 1,000 runs listed"
@@ -161,6 +164,21 @@ def flips(_: argparse.Namespace) -> Iterator[Line]:
     yield Line(FLIPS, "100 of 100, <= 1 % of the time", measured_text or "no answer", completed.returncode == 0)
 
 
+def replay(_: argparse.Namespace) -> Iterator[Line]:
+    """In a real training, with the comparison of states."""
+    each, bad = _judge_lines("benchmarks.replay")
+    yield Line(REPLAY, "<= 1 % of the time", "; ".join(each) or "no answer", bool(each) and not bad)
+
+
+def slow_store(_: argparse.Namespace) -> Iterator[Line]:
+    """What writes and reads take behind a wire that misbehaves."""
+    command = [sys.executable, "-m", "benchmarks.slow_store"]
+    completed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)
+    print(completed.stdout, file=sys.stderr)
+    rows = completed.stdout.splitlines()[2:]
+    yield Line(SLOW, "told", f"{len(rows)} rows above", completed.returncode == 0)
+
+
 def second_s3(_: argparse.Namespace) -> Iterator[Line]:
     """The store's tests of S3, on a server other than MinIO."""
     words = ["-m", "pytest", "-q", "tests/store", "-k", "not directory"]
@@ -180,7 +198,9 @@ MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
     PLANE: plane,
     MANY: many,
     FLIPS: flips,
+    REPLAY: replay,
     SECOND: second_s3,
+    SLOW: slow_store,
     SOAK.format(SOAK_MINUTES): soak,
 }
 

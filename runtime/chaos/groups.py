@@ -1,8 +1,11 @@
 """Control groups that a fault makes: processes enter them, and nothing is left of them."""
 
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from everstep.runtime.system.processes import start_time
 
@@ -43,10 +46,30 @@ def enter(group: Path, pid: int) -> None:
     (group / "cgroup.procs").write_text(str(pid))
 
 
-def remove(group: Path) -> None:
-    """Remove it; processes that are still in it go back to the group above."""
+def group_of(pid: int, root: Path) -> Path:
+    """The process's group in the hierarchy of that root; the root itself if it is not to be found below it. Raises
+    OSError."""
+    hierarchy = root.name if root == DISKS_V1 else ""
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == hierarchy and (group := root / path.lstrip("/")).is_dir():
+            return group
+    return root
+
+
+def remove(group: Path, homes: Mapping[int, Path] | None = None) -> None:
+    """Remove it. Processes that are still in it go to their homes by pid, or to their parent's; without any to the
+    group above."""
     with suppress(OSError):
-        for pid in (group / "cgroup.procs").read_text().split():
+        for pid in map(int, (group / "cgroup.procs").read_text().split()):
             with suppress(ProcessLookupError):
-                enter(group.parent, int(pid))
+                enter(_home(pid, homes or {}) or group.parent, pid)
         group.rmdir()
+
+
+def _home(pid: int, homes: Mapping[int, Path]) -> Path | None:
+    with suppress(psutil.NoSuchProcess):
+        for process in (psutil.Process(pid), *psutil.Process(pid).parents()):
+            if (home := homes.get(process.pid)) and home.is_dir():
+                return home
+    return None

@@ -49,6 +49,8 @@ class MachineInjector:
         self._registry = Registry(run_dir / "nodes")
         self._groups: dict[str, Path] = {}
         """Control groups of nodes by their uid, from `prepare`."""
+        self._homes: dict[int, Path] = {}
+        """In which groups the nodes' processes were before."""
 
     def refusal(self, kind: Kind) -> str:
         uri = self._progress.store.uri
@@ -75,6 +77,7 @@ class MachineInjector:
             for entry in self._nodes():
                 if entry.uid not in self._groups:
                     self._groups[entry.uid] = group = groups.make_group(entry.uid)
+                    self._homes[entry.pid] = groups.group_of(entry.pid, group.parent)
                     groups.enter(group, entry.pid)
             await asyncio.sleep(0.01)
 
@@ -109,7 +112,7 @@ class MachineInjector:
             raise NotPossibleError(f"this user may not do it: {error}") from None
         finally:
             for group in self._groups.values():
-                groups.remove(group)
+                groups.remove(group, self._homes)
 
     def _nodes(self) -> list[Registration]:
         """The job's live nodes."""

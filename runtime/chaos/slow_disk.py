@@ -7,7 +7,7 @@ also what is written later). Nobody else's reads and writes are slower.
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -33,24 +33,34 @@ def refusal(folder: Path) -> str:
 def slow(folder: Path, name: str, processes: Callable[[], list[psutil.Process]]) -> Iterator[Path]:
     """The disk of `folder` is slow for these processes and their children; yields their group. Raises OSError.
 
-    Afterwards they are in the group above.
+    Afterwards they are in the groups in which they were. Under v2 that is also the one that limits their memory: so
+    long as the disk is slow, nothing does.
     """
-    group = _make_group(_device(folder), name)
+    group, homes = _make_group(_device(folder), name), dict[int, Path]()
     try:
         for _ in range(2):  # One may be forked before its parent has entered.
             for process in processes():
-                if process.is_running():
+                with suppress(ProcessLookupError, FileNotFoundError):  # It has ended.
+                    homes.setdefault(process.pid, groups.group_of(process.pid, group.parent))
                     groups.enter(group, process.pid)
         yield group
     finally:
-        groups.remove(group)
+        homes = {pid: home for pid, home in homes.items() if home != group}
+        groups.remove(group, homes)
 
 
 def _device(folder: Path) -> str:
-    """MAJOR:MINOR of the device that the folder, or the nearest folder above it that exists, is on."""
+    """MAJOR:MINOR of the disk that the folder, or the nearest folder above it that exists, is on."""
     place = next((path for path in (folder, *folder.absolute().parents) if path.exists()), Path("/"))
     number = place.stat().st_dev
-    return f"{os.major(number)}:{os.minor(number)}"
+    return whole_disk(f"{os.major(number)}:{os.minor(number)}")
+
+
+def whole_disk(device: str, devices: Path = Path("/sys/dev/block")) -> str:
+    """MAJOR:MINOR of the disk of which that device is a partition, or of the device: a partition has no limits."""
+    if (devices / device / "partition").exists():
+        return (devices / device / ".." / "dev").read_text().strip()
+    return device
 
 
 def _make_group(device: str, name: str) -> Path:

@@ -45,6 +45,7 @@ def run(config: Config) -> Result:
     from everstep.runtime.platform.kubernetes import KubeError
     from everstep.runtime.store import StoreError, open_store
 
+    config = config.with_default_cadence()
     if not config.dataset and not config.script:
         raise StepError("--dataset: missing; give the URI that everstep.steps.preprocess printed")
     if config.model == TINY and not config.script:

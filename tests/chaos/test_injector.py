@@ -37,6 +37,7 @@ from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.store import StoreError, open_store
 from everstep.runtime.system.processes import start_time
+from tests.control_groups import control_group
 from tests.harness import wait_until
 from tests.job.world import World, platform
 
@@ -225,7 +226,43 @@ def test_a_disk_is_slow_for_a_group_and_for_nobody_else(tmp_path: Path, node: su
     fired = asyncio.run(injector(tmp_path).inject(Fault(Kind.SLOW_DISK, "n", seconds=0.1)))
     assert fired.evidence.startswith("2 MiB took ")
     assert node.poll() is None
-    assert not list(groups.DISKS_V1.glob(f"everstep-chaos-{os.getpid()}-*"))
+    made = [
+        group for root in (groups.DISKS_V1, *groups.ROOTS) for group in root.glob(f"everstep-chaos-{os.getpid()}-*")
+    ]
+    assert not made
+
+
+def test_processes_are_back_in_their_group_when_the_disk_is_fast_again(
+    tmp_path: Path, agent: subprocess.Popen[bytes]
+) -> None:
+    if why := slow_disk.refusal(tmp_path):
+        pytest.skip(why)
+    root = groups.DISKS_V1 if groups.DISKS_V1.is_dir() else groups.find_root()
+    assert root is not None
+    (server,) = victims.children_running(agent.pid, victims.AGENT_SERVER)
+    with control_group(root) as own:
+        groups.enter(own, server.pid)
+        with slow_disk.slow(tmp_path, "test", lambda: [psutil.Process(agent.pid), server]) as group:
+            during = {groups.group_of(pid, root) for pid in (agent.pid, server.pid)}
+            workers = victims.workers_of(agent.pid)
+            for worker in workers:  # As one that was forked meanwhile.
+                groups.enter(group, worker.pid)
+        places = [groups.group_of(process.pid, root) for process in (server, *workers)]
+        for process in (server, *workers):
+            groups.enter(root, process.pid)
+    assert during == {group}
+    assert places == [own] * 2
+    assert groups.group_of(agent.pid, root) == root
+
+
+def test_the_disk_of_a_partition_is_the_one_that_can_be_slow(tmp_path: Path) -> None:
+    disk = tmp_path / "devices" / "sda"
+    (disk / "sda1").mkdir(parents=True)
+    (disk / "dev").write_text("8:0\n")
+    (disk / "sda1" / "partition").write_text("1\n")
+    (tmp_path / "8:0").symlink_to(disk)
+    (tmp_path / "8:1").symlink_to(disk / "sda1")
+    assert [slow_disk.whole_disk(device, tmp_path) for device in ("8:1", "8:0", "98:0")] == ["8:0", "8:0", "98:0"]
 
 
 def test_a_file_system_without_a_disk_cannot_be_slow() -> None:

@@ -35,6 +35,14 @@ def refusal_of(**changes: object) -> str:
     return str(caught.value)
 
 
+def test_replays_come_every_hundred_iterations_and_the_store_gets_those_states() -> None:
+    whole = Config(certify_replay=True).with_default_cadence()
+    assert (whole.certify_interval, whole.persist_interval) == (100, 100)
+    assert "must be a multiple of --certify-interval 100" in refusal_of(certify_replay=True, persist_interval=150)
+    own = Config(certify_replay=True, certify_interval=25)
+    assert own.with_default_cadence() == own
+
+
 def test_the_defaults_can_be_run() -> None:
     config = Config()
     config.check()
