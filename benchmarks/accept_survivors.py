@@ -45,6 +45,11 @@ PROVEN = {
         "tests/launch/test_nodes.py::spare_node",
     ),
     "a node that comes while others train warms up before it joins": ("tests/agent/test_spare_keeper.py",),
+    "growth interrupts no iteration of less than a second": (
+        f"{TRAINING}test_next_round.py::ended",
+        f"{AGENT}::after_its_iteration",
+        "tests/job/test_job_rules.py::has_lost_no_rank",
+    ),
     "a worker that runs before its fork server goes on leaves its round": (f"{AGENT}::goes_on",),
     "the same fault tests beside warm spares": (f"{SURVIVAL}test_training_survives.py::spares",),
     "a spare that is not warm, or dies, costs nothing": (f"{AGENT}::rehearses", f"{AGENT}::buried"),

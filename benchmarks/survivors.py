@@ -222,8 +222,8 @@ def _graphs(lines: Sequence[dict[str, Any]]) -> tuple[float, float]:
 
 
 def growth(folder: Path, dataset: str) -> tuple[float, float]:
-    """From 2 to 3 ranks: the gap between the last report of the old round and the first of the new one, beyond an
-    iteration; and the median iteration before."""
+    """From 2 to 3 ranks: the gap between the last report of the old round and the first of the new one, beyond the
+    median of the next iterations; and that median."""
     place = folder / "growth"
     run = TrainStep(
         place / "run",
@@ -239,15 +239,15 @@ def growth(folder: Path, dataset: str) -> tuple[float, float]:
         kill(run.agents()[2])
         run.wait_iteration(run.iteration() + 60)
         wait_until(lambda: len(run.agents()) == 3 and _sizes(run)[-1:] == [3], "the third node", 240.0, 0.1)
-        run.wait_iteration(run.iteration() + 5)
+        run.wait_iteration(run.iteration() + 10)
     finally:
         run.kill_all()
     lines = [line for line in run.telemetry() if "loss" in line]
     sizes = _sizes(run)
     last = next(number for number in range(len(sizes), 1, -1) if sizes[number - 2 : number] == [2, 3])
     old, new = ([line for line in lines if line["round"] == number] for number in (last - 1, last))
-    calm = statistics.median(line["seconds"] for line in old)
-    return new[0]["time"] - old[-1]["time"] - new[0]["seconds"], calm
+    calm = statistics.median(line["seconds"] for line in new[1:])  # The first waits for the newcomer's state.
+    return new[0]["time"] - old[-1]["time"] - calm, calm
 
 
 def _sizes(run: TrainStep) -> list[int]:

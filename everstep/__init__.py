@@ -13,8 +13,8 @@ from everstep.version import VERSION
 
 if TYPE_CHECKING:
     from everstep.data_shards import Shard, shards
+    from everstep.dataset_batches import ElasticSampler, LoadedBatch, LoadedPart, loader
     from everstep.job_results import results
-    from everstep.loader import ElasticSampler, LoadedBatch, LoadedPart, loader
     from everstep.local_files import LocalFile
     from everstep.pipeline import check_step, parameter, parameters, submit
     from everstep.reentry import main
@@ -31,7 +31,7 @@ __all__ = [
 
 _PIPELINE = dict.fromkeys(("check_step", "parameter", "parameters", "submit"), "everstep.pipeline")
 _DATA = {
-    **dict.fromkeys(("ElasticSampler", "LoadedBatch", "LoadedPart", "loader"), "everstep.loader"),
+    **dict.fromkeys(("ElasticSampler", "LoadedBatch", "LoadedPart", "loader"), "everstep.dataset_batches"),
     **dict.fromkeys(("Shard", "shards"), "everstep.data_shards"),
 }
 _SCRIPT = {

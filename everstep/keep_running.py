@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import IO
 
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.protocol.survivor_link import Left, NextRound, RoundEnded, Seated, SurvivorLink
+from everstep.runtime.protocol.survivor_link import LastIteration, Left, NextRound, RoundEnded, Seated, SurvivorLink
 
 _CHUNK = 1 << 16
 
@@ -58,7 +58,7 @@ def _follow_rounds(link: SurvivorLink) -> None:
     while received_message := link.receive():
         message, files = received_message
         match message:
-            case RoundEnded(round_):
+            case LastIteration(round_) | RoundEnded(round_):
                 link.send(Left(round_))
             case NextRound(round_):
                 for stream, file in enumerate(files, start=1):

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from everstep.checkpoints import Checkpointer, Checkpoints
-from everstep.loader import ElasticSampler
+from everstep.dataset_batches import ElasticSampler
 from everstep.random_state import RandomState
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.checkpoint.shard.reshard import assemble_state

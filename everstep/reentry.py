@@ -5,13 +5,15 @@
         model = job.keep(build_model)
 
 When a round ends, a thread hears it from the agent, cuts the process groups' sockets, ends the waits that gloo forgets,
-and interrupts the main thread, which leaves `main` by an exception. Without an agent `main` is entered once.
+and interrupts the main thread, which leaves `main` by an exception. If no rank is lost, the main thread may end its
+iteration first. Without an agent `main` is entered once.
 
 Invariant: the worker says Left when no code of the round can write a slot or a kept tensor any more. So the main thread
 is not interrupted while it copies states (`checkpoint/shard`), whose threads it must wait for, nor within an import,
 which would stay half done.
 """
 
+import ctypes
 import gc
 import os
 import queue
@@ -21,6 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from types import FrameType
@@ -34,11 +37,19 @@ from everstep.kept_values import KeptValues
 from everstep.process_group import leave
 from everstep.rehearsal import rehearse
 from everstep.runtime.checkpoint.shard import copy_to_slot
-from everstep.runtime.protocol.survivor_link import SPARE_VARIABLE, Left, NextRound, RoundEnded, Seated, SurvivorLink
+from everstep.runtime.protocol.survivor_link import (
+    SPARE_VARIABLE,
+    LastIteration,
+    Left,
+    NextRound,
+    RoundEnded,
+    Seated,
+    SurvivorLink,
+)
 from everstep.runtime.protocol.worker_link import LinkError
 from everstep.runtime.watch import in_worker
 from everstep.runtime.watch.board import STACK_SIGNAL
-from everstep.session import Context, end_round
+from everstep.session import Context, RoundOver, end_round, round_ends
 from everstep.training import enter
 
 Main = Callable[[Context], object]
@@ -50,13 +61,11 @@ _RAISE_AGAIN_S = 0.5
 """Time for `finally` blocks, before an interruption that somebody has swallowed is repeated."""
 _PEER_LOST_S = 5.0
 """A lost connection to a peer is followed by the agent's word within this time, or is this worker's own error."""
+_TRIM_EVERY = 10
+"""Rounds. Returning free memory costs some milliseconds, and what the next round uses of it costs as much again."""
 _WATCHDOG = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
 """0: torch's watchdog does not end the process for CUDA's errors, which follow when a communicator is aborted."""
 _FINISH_FIRST = (os.path.dirname(copy_to_slot.__file__), "<frozen importlib")
-
-
-class RoundOver(BaseException):
-    """Leaves `main`: the round is over."""
 
 
 def main(
@@ -107,8 +116,8 @@ class _Rounds:
         self._excepthook = sys.excepthook
         self.sockets.watch_new_groups()
         gc.freeze()  # Collections between two rounds then visit only what the rounds have made.
-        self._is_warm = False
-        """Has it left a round, or a rehearsal?"""
+        self._releases = 0
+        """How many rounds and rehearsals it has left."""
         signal.signal(_SIGNAL, self._interrupt)
         threading.Thread(target=self._listen, name="everstep-rounds", daemon=True).start()
 
@@ -138,7 +147,8 @@ class _Rounds:
     def leave(self) -> None:
         """Say that the round is left, and release what belongs to it."""
         self._left.set()
-        self._cut.wait()  # Otherwise it might cut sockets of the next round that have the same numbers.
+        if self._over.is_set():
+            self._cut.wait()  # Otherwise it might cut sockets of the next round that have the same numbers.
         end_round()
         # Only now: the answer may be the next round, which clears `_cut`.
         self._link.send(Left(self._round))
@@ -151,9 +161,11 @@ class _Rounds:
         gc.collect()
         leave()
         sys.excepthook = self._excepthook  # torch puts its own around it whenever it joins a group, to name the rank.
-        if not self._is_warm:
-            self._is_warm = True
+        self._releases += 1
+        if self._releases == 1:
             gc.freeze()  # What is compiled and kept by now is visited no more: it may be a million objects.
+        if self._releases % _TRIM_EVERY == 0:
+            _return_free_memory()
 
     def take_seat(self) -> None:
         """Wait for the next round; take on its environment and its output. Raises LinkError: the agent is gone."""
@@ -172,14 +184,19 @@ class _Rounds:
         self._link.send(Seated(seat.round))
 
     def _is_round_over(self, error: BaseException) -> bool:
-        return self._over.is_set() or (_is_peer_lost(error) and self._over.wait(_PEER_LOST_S))
+        if self._over.is_set() or isinstance(error, RoundOver):
+            return True
+        return _is_peer_lost(error) and round_ends.wait(_PEER_LOST_S)
 
     def _listen(self) -> None:
         """In a thread."""
         while received_message := self._link.receive():
             message, files = received_message
             match message:
+                case LastIteration():
+                    round_ends.set()
                 case RoundEnded():
+                    round_ends.set()
                     self._over.set()
                     self.sockets.cut()
                     self._cut.set()
@@ -190,7 +207,7 @@ class _Rounds:
                         waits.end_forgotten()
                         self._left.wait(_KNOCK_EVERY_S)
                 case NextRound(round_):
-                    for event in (self._over, self._cut, self._left):
+                    for event in (round_ends, self._over, self._cut, self._left):
                         event.clear()
                     self._round = round_
                     self._seats.put((message, files))
@@ -205,6 +222,13 @@ class _Rounds:
             return
         self._raised_at = now
         raise RoundOver(f"round {self._round} is over")
+
+
+def _return_free_memory() -> None:
+    """Return free memory to the kernel. glibc's heap keeps what lies below a block in use, and grows, as each round
+    leaves it in smaller pieces. Does nothing with another C library."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _reset_accelerate() -> None:

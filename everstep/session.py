@@ -7,6 +7,7 @@ import atexit
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -30,6 +31,10 @@ EVALUATION = "evaluation"
 """The phase whose seconds are reported as such."""
 WATCHED = 3
 """A non-finite loss within this many iterations after a restore means that the restored state may be broken."""
+
+
+class RoundOver(BaseException):
+    """Leaves `main`: the round is over."""
 
 
 class RehearsalOver(BaseException):
@@ -241,6 +246,8 @@ class OwnLoop:
 
 
 _session: Session | None = None
+round_ends = threading.Event()
+"""Set once the agent has said that the round ends, at the latest after this iteration."""
 
 
 def begin(context: Context, facts: Mapping[str, float | int | str], ahead: SegmentFile | None) -> None:
@@ -252,6 +259,12 @@ def begin(context: Context, facts: Mapping[str, float | int | str], ahead: Segme
         return
     _session = Session(context, pending=dict(facts), ahead=ahead)
     _session.loop = OwnLoop(_session)
+
+
+def begin_iteration() -> None:
+    """Between two iterations, when the last one is saved and sent. Raises RoundOver if the round is to end here."""
+    if round_ends.is_set():
+        raise RoundOver("the round ends after this iteration")
 
 
 def end_round() -> None:

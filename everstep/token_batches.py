@@ -10,7 +10,7 @@ import torch
 
 from everstep.runtime import faults
 from everstep.runtime.data import DatasetError, Sampler, mix_seed, open_dataset, sample_count
-from everstep.session import Session
+from everstep.session import Session, begin_iteration
 
 
 class Batch(NamedTuple):
@@ -77,6 +77,7 @@ class Batches:
         order, rank, link = self._order, self._session.context.rank, self._session.context.link
         skips = link.welcome.skips if link is not None else ()
         while order.iterations is None or self.iteration < order.iterations:
+            begin_iteration()
             began = time.perf_counter()
             start = self.consumed
             self.consumed += order.global_batch

@@ -35,10 +35,10 @@ SCRIPT = (
     Public("Context", "everstep/session.py", hidden=("link",)),
     Public("batches", "everstep/training.py"),
     Public("Batch", "everstep/token_batches.py"),
-    Public("loader", "everstep/loader.py"),
-    Public("LoadedBatch", "everstep/loader.py"),
-    Public("LoadedPart", "everstep/loader.py"),
-    Public("ElasticSampler", "everstep/loader.py"),
+    Public("loader", "everstep/dataset_batches.py"),
+    Public("LoadedBatch", "everstep/dataset_batches.py"),
+    Public("LoadedPart", "everstep/dataset_batches.py"),
+    Public("ElasticSampler", "everstep/dataset_batches.py"),
     Public("shards", "everstep/data_shards.py"),
     Public("Shard", "everstep/data_shards.py"),
     Public("Checkpointer", "everstep/checkpoints.py", WORKER, hidden=("restore", "beacon")),
@@ -57,7 +57,7 @@ PIPELINE = (
 )
 RETURNED = (
     Public("Batches", "everstep/token_batches.py"),
-    Public("Loader", "everstep/loader.py"),
+    Public("Loader", "everstep/dataset_batches.py"),
     Public("OwnStep", "steps/own.py"),
 )
 """What these functions return; a script need not spell the names."""

@@ -286,6 +286,8 @@ class AgentLifecycle:
             if isinstance(event, RoundOver):
                 if self._dialogue.is_over(event.round):
                     self._say(f"round {seat.round} is over: {event.reason}")
+                    if event.ends_iteration:
+                        await self._workers.end_iteration(seat.round)
                     await self._workers.wait_for_exits()
                     return self._events.first_failure_in(seat.round)
             elif event.round == seat.round:
@@ -369,7 +371,7 @@ class AgentLifecycle:
             case Action.LEAVE:
                 self._background.fail(Leave(0, directive.reason or "the master said so", by_master=True))
             case Action.REJOIN:
-                self._events.put(RoundOver(directive.round, directive.reason))
+                self._events.put(RoundOver(directive.round, directive.reason, directive.ends_iteration))
             case Action.DUMP:
                 self._background.start(self._dump_stacks(directive))
             case Action.CHECK:

@@ -17,6 +17,8 @@ class RoundOver:
 
     round: int
     reason: str
+    ends_iteration: bool = False
+    """Workers that can leave a round end their iteration first."""
 
 
 class RoundEvents:

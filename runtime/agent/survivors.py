@@ -15,7 +15,8 @@ import msgspec
 
 from everstep.runtime.protocol.survivor_link import (
     LARGEST_PACKET,
-    LEAVE_S,
+    FromAgent,
+    LastIteration,
     Left,
     NextRound,
     Rehearsed,
@@ -76,19 +77,26 @@ class Survivors:
         """Has a worker of this round asked to survive?"""
         return any(survivor.pid and survivor.round == round_ for survivor in self._channels.values())
 
-    def end_round(self, round_: int) -> frozenset[int]:
-        """Tell the survivors of this round that it is over. Returns their pids: they may live for LEAVE_S."""
-        leaving = set[int]()
-        for survivor in list(self._channels.values()):
-            if survivor.pid and survivor.round == round_ and self._send(survivor, RoundEnded(round_)):
-                leaving.add(survivor.pid)
-        return frozenset(leaving)
+    def end_iteration(self, round_: int) -> frozenset[int]:
+        """Tell the survivors of this round to leave it after their iteration. Returns their pids."""
+        return self._tell(round_, LastIteration(round_))
 
-    async def wait_until_left(self, pids: frozenset[int]) -> frozenset[int]:
+    def end_round(self, round_: int) -> frozenset[int]:
+        """Tell the survivors of this round that it is over, unless they have left it. Returns their pids: they may
+        live for LEAVE_S."""
+        return self._tell(round_, RoundEnded(round_))
+
+    def _tell(self, round_: int, message: LastIteration | RoundEnded) -> frozenset[int]:
+        members = [survivor for survivor in self._channels.values() if survivor.pid and survivor.round == round_]
+        return frozenset(
+            survivor.pid for survivor in members if survivor.free_for_seat.is_set() or self._send(survivor, message)
+        )
+
+    async def wait_until_left(self, pids: frozenset[int], seconds: float) -> frozenset[int]:
         """Wait for these to leave the round; returns those that have, and are connected."""
         present = [survivor for survivor in self._channels.values() if survivor.pid in pids]
         with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVE_S):
+            async with asyncio.timeout(seconds):
                 for survivor in present:
                     await survivor.free_for_seat.wait()
         return frozenset(
@@ -138,7 +146,7 @@ class Survivors:
             case None:
                 self._drop(survivor)
 
-    def _send(self, survivor: _Survivor, message: RoundEnded | NextRound, *files: int) -> bool:
+    def _send(self, survivor: _Survivor, message: FromAgent, *files: int) -> bool:
         try:
             socket.send_fds(survivor.channel, [encode(message)], files)
         except OSError:

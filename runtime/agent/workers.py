@@ -21,7 +21,7 @@ from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.spares import Spare, Spares
 from everstep.runtime.agent.survivors import Survivors
 from everstep.runtime.job.error_kinds import is_echo
-from everstep.runtime.protocol.survivor_link import LEAVE_S, NextRound, Rehearsed
+from everstep.runtime.protocol.survivor_link import FINISH_S, LEAVE_S, NextRound, Rehearsed
 from everstep.runtime.system import life_line
 from everstep.runtime.system.processes import start_time
 
@@ -238,6 +238,10 @@ class Workers:
             pipe.close()
         return exit_code, pipe.last_words()
 
+    async def end_iteration(self, round_: int) -> None:
+        """Let the workers that can leave a round end their iteration; wait until they have, at most FINISH_S."""
+        await self._survivors.wait_until_left(self._survivors.end_iteration(round_), FINISH_S)
+
     def end_round(self, round_: int) -> None:
         """Tell the workers that can leave a round that it is over, and kill the others."""
         leaving = self._survivors.end_round(round_)
@@ -247,7 +251,7 @@ class Workers:
     async def wait_until_free(self) -> list[str]:
         """Wait until each worker is dead or has left the round. Kills those that do not leave it in time; returns lines
         for the log."""
-        pids = await self._survivors.wait_until_left(frozenset(self._leaving.values()))
+        pids = await self._survivors.wait_until_left(frozenset(self._leaving.values()), LEAVE_S)
         free = {number for number, pid in self._leaving.items() if pid in pids}
         late = [number for number in self._running if number in self._leaving and number not in free]
         self._kill(late)

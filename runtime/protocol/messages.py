@@ -125,6 +125,8 @@ class Directive(msgspec.Struct, frozen=True):
     reason: str = ""
     round: int = 0
     """The round that REJOIN ends: an agent with a seat in a later round ignores it."""
+    ends_iteration: bool = False
+    """REJOIN: no rank is lost, so workers that can leave a round end their iteration first."""
     stored: int = 0
     """The newest `n` of this node's telemetry that is in the store: the agent keeps later lines."""
     life: int = 0

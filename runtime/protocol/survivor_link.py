@@ -18,6 +18,8 @@ SOCKET_NAME = "rounds"
 SPARE_VARIABLE = "EVERSTEP_SPARE"
 """Set in the environment of a spare."""
 LARGEST_PACKET = 1 << 18
+FINISH_S = 1.0
+"""How long a worker may take to end its iteration when a round ends that has lost no rank. It trains meanwhile."""
 LEAVE_S = 2.0
 """How long a worker may take to leave a round that is over. After that the agent kills it."""
 
@@ -36,6 +38,13 @@ class Rehearsed(msgspec.Struct, frozen=True, tag=True):
     """Since its script was entered."""
     problem: str = ""
     """Why the rehearsal ended before an iteration was done; empty: it was done."""
+
+
+class LastIteration(msgspec.Struct, frozen=True, tag=True):
+    """From the agent: leave the round when this iteration is done. Answer: Left. If none comes within FINISH_S,
+    RoundEnded follows."""
+
+    round: int
 
 
 class RoundEnded(msgspec.Struct, frozen=True, tag=True):
@@ -68,7 +77,7 @@ class Seated(msgspec.Struct, frozen=True, tag=True):
 
 
 FromWorker = Survive | Left | Rehearsed | Seated
-FromAgent = RoundEnded | NextRound
+FromAgent = LastIteration | RoundEnded | NextRound
 
 encode = msgspec.json.Encoder().encode
 decode_from_worker = msgspec.json.Decoder(FromWorker).decode

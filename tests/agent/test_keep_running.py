@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from everstep.runtime.agent.survivors import Survivors
-from everstep.runtime.protocol.survivor_link import SOCKET_NAME, NextRound
+from everstep.runtime.protocol.survivor_link import LEAVE_S, SOCKET_NAME, NextRound
 from everstep.runtime.protocol.worker_link import AGENT_VARIABLE
 from tests.harness import ROOT
 
@@ -34,7 +34,7 @@ def test_its_command_outlives_a_round_and_writes_to_the_next_ones_streams(tmp_pa
         assert process.stdout is not None
         first = await asyncio.to_thread(process.stdout.readline)
         process_ids = survivors.end_round(1)
-        assert await survivors.wait_until_left(process_ids) == {process.pid}
+        assert await survivors.wait_until_left(process_ids, LEAVE_S) == {process.pid}
         with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
             assert survivors.seat(process.pid, NextRound(2, {}, restores=False), out.fileno(), err.fileno())
         await asyncio.wait_for(seated.wait(), 60)

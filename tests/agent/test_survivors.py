@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from everstep.runtime.agent import workers
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
@@ -139,6 +140,39 @@ def test_a_worker_that_leaves_its_round_is_seated_again_with_a_new_environment_a
                 assert worker_node.workers.pids() in (before, {})
             end = await worker_node.ends.get()
             assert (end.round, end.exit_code) == (3, 0)
+
+    asyncio.run(story())
+
+
+def test_a_worker_that_leaves_its_round_after_its_iteration_is_not_told_again(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with node(tmp_path, LEAVES) as worker_node:
+            worker_node.start(1)
+            await worker_node.wait_for("[1] round 1")
+            await worker_node.workers.end_iteration(1)
+            worker_node.workers.end_round(1)
+            assert await worker_node.workers.wait_until_free() == []
+            assert worker_node.start(2) == ([0], [])
+            await worker_node.wait_for("[2] round 2 True True")
+
+    asyncio.run(story())
+
+
+def test_a_worker_whose_iteration_lasts_too_long_leaves_its_round_within_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "FINISH_S", 0.05)
+    script = LEAVES.replace("while", "assert isinstance(link.receive()[0], LastIteration)\nwhile")
+
+    async def story() -> None:
+        async with node(tmp_path, script) as worker_node:
+            worker_node.start(1)
+            await worker_node.wait_for("[1] round 1")
+            await worker_node.workers.end_iteration(1)
+            worker_node.workers.end_round(1)
+            assert await worker_node.workers.wait_until_free() == []
+            assert worker_node.start(2) == ([0], [])
+            await worker_node.wait_for("[2] round 2 True True")
 
     asyncio.run(story())
 

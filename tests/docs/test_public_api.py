@@ -5,6 +5,7 @@ import builtins
 import importlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -115,3 +116,8 @@ def test_every_step_names_its_outputs() -> None:
         outputs = importlib.import_module(f"everstep.steps.{step}.template").template().outputs
         assert outputs
         assert [output.name for output in outputs if f"`{output.name.replace('-', '_')}`" not in text] == [], step
+
+
+def test_no_public_name_is_a_modules() -> None:
+    """Once imported, the module would take the name's place."""
+    assert not set(everstep.__all__) & {path.stem for path in Path(everstep.__file__).parent.iterdir()}

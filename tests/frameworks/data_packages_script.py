@@ -14,7 +14,7 @@ import pytest
 import webdataset  # pyright: ignore[reportMissingImports]
 from torchdata.stateful_dataloader import StatefulDataLoader  # pyright: ignore[reportMissingImports]
 
-from everstep.loader import ElasticSampler
+from everstep.dataset_batches import ElasticSampler
 from tests.training.test_loader import open_loader
 
 SAMPLES, BATCH, KILLS = 48, 6, 200

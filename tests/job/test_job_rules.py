@@ -201,6 +201,19 @@ def test_scaling_down_lets_the_highest_index_leave_and_up_asks_for_it_again() ->
     assert job.state.relaunches == {}
 
 
+def test_an_iteration_is_ended_before_a_round_that_has_lost_no_rank() -> None:
+    job = Job(nodes=3)
+    job.send(ScaleRequested("worker", 2))
+    order = directive(job.state, "worker-0-0")
+    assert order is not None
+    assert (order.action, order.ends_iteration) == (Action.REJOIN, True)
+    job.join_all()
+    job.fault("worker-1-0", -9)
+    order = directive(job.state, "worker-0-0")
+    assert order is not None
+    assert (order.action, order.ends_iteration) == (Action.REJOIN, False)
+
+
 def test_a_seat_is_a_function_of_the_round_and_the_node() -> None:
     state = Job(nodes=3).state
     seats = [seat(state, f"worker-{index}-0") for index in range(3)]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from everstep.loader import ElasticSampler, LoadedBatch, Loader
+from everstep.dataset_batches import ElasticSampler, LoadedBatch, Loader
 from everstep.own_datasets import Reading, Shape, source_of
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.data import DatasetError, Sampler

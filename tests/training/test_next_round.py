@@ -1,12 +1,19 @@
-"""A worker that survives takes its seat however soon the agent answers that it has left."""
+"""How a worker that survives leaves its round and takes a seat in the next one."""
 
 from pathlib import Path
 
 from tests.forks import Forks
 
 SCRIPT = Path(__file__).with_name("leaving_script.py")
+LAST_ITERATION = Path(__file__).with_name("last_iteration_script.py")
 
 
 def test_a_seat_that_comes_at_once_is_taken(tmp_path: Path, forks: Forks) -> None:
     number = forks.start([str(SCRIPT)], {}, tmp_path / "err")
     assert forks.wait(number) == 0, (tmp_path / "err").read_text()
+
+
+def test_an_iteration_is_ended_when_its_round_has_lost_no_rank(tmp_path: Path, forks: Forks) -> None:
+    number = forks.start([str(LAST_ITERATION), str(tmp_path / "out")], {}, tmp_path / "err")
+    assert forks.wait(number) == 0, (tmp_path / "err").read_text()
+    assert (tmp_path / "out").read_text() == "[[1, 2], [1, 2, 3]]"

@@ -28,7 +28,7 @@ from everstep.own_datasets import FetchedBatch, Place, Position, Reading, Shape,
 from everstep.runtime import faults
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.data import Sampler, mix_seed, parts_of
-from everstep.session import Session, current
+from everstep.session import Session, begin_iteration, current
 
 __all__ = ["ElasticSampler", "LoadedBatch", "LoadedPart", "Loader", "loader"]
 
@@ -113,6 +113,7 @@ class Loader:
         session, reader_place = self._session, None
         reader: Iterator[FetchedBatch] = iter(())
         while self._iterations is None or self.iteration < self._iterations:
+            begin_iteration()
             began, start = time.perf_counter(), self._position
             place = Place(session.context.rank, session.context.world_size)
             session.iteration = self.iteration + 1
