@@ -322,7 +322,7 @@ class AgentLifecycle:
         self._say(f"round {seat.round}: rank {rank} ended with exit code {end.exit_code}{why} at iteration {iteration}")
         report = fault_message(self._settings.node, seat, end, iteration, oom, kernel)
         died_at = end.time or time.time()
-        self._background.start(self._sender.flush())  # The report may end the job, and nobody asks any more.
+        await self._sender.flush()  # The report may end the job, and then no master takes telemetry any more.
         await self._client.report_fault(lambda: msgspec.structs.replace(report, ago_s=max(time.time() - died_at, 0.0)))
 
     async def _poll_directives(self) -> None:
