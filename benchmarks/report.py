@@ -82,7 +82,11 @@ def telemetry() -> Iterator[dict[str, object]]:
     for number in range(1, ROUNDS + 1):
         begin += 31
         for rank in range(NODES * 8):
-            yield {"kind": "restored", "time": begin + 8, "round": number, "rank": rank, "iteration": 1, "seconds": 8.0}
+            yield {
+                "kind": "restored", "time": begin + 8, "round": number, "rank": rank, "seconds": 8.0,
+                "from_round": number - 1, "iteration": (number - 1) * each,
+                "source": "memory" if rank % 8 else "peer worker-0-0",
+            }  # fmt: skip
         for at in range(each):
             yield {
                 "time": begin + 11 + at, "round": number, "iteration": (number - 1) * each + at + 1, "rank": 0,

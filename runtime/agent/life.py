@@ -189,16 +189,11 @@ class AgentLifecycle:
 
     async def _run_rounds(self, may_join: asyncio.Event | None) -> None:
         while True:
-            for line in await self._workers.wait_until_ready(self._settings.plain):
-                self._dependencies.note(line)
-            if may_join is not None:
-                await may_join.wait()
-            if self._settings.spares and not self._dialogue.round:
-                await self._spare_keeper.warm_up()
+            prepared_s = await self._prepare(may_join)
             burial = asyncio.create_task(self._clear_last_round())
             since = self._loop.time()
             try:
-                seat = await self._get_seat()
+                seat = await self._get_seat(prepared_s)
                 await burial
             finally:
                 burial.cancel()
@@ -212,6 +207,19 @@ class AgentLifecycle:
                 self._status.failures.append(end)
                 await self._report_fault(seat, end)
 
+    async def _prepare(self, may_join: asyncio.Event | None) -> float:
+        """Wait until workers can be started and the node may join; returns the seconds of the former."""
+        began = self._loop.time()
+        for line in await self._workers.wait_until_ready(self._settings.plain):
+            self._dependencies.note(line)
+        prepared_s = self._loop.time() - began
+        if may_join is not None:
+            await may_join.wait()
+        began = self._loop.time()
+        if self._settings.spares and not self._dialogue.round:
+            await self._spare_keeper.warm_up()
+        return prepared_s + self._loop.time() - began
+
     async def _clear_last_round(self) -> None:
         """Wait until the last round's workers are dead or have left it, then free the slots they were writing."""
         for line in await self._workers.wait_until_free():
@@ -220,7 +228,7 @@ class AgentLifecycle:
             for local_rank in range(self._settings.slots):
                 self.keeper.worker_died(local_rank)
 
-    async def _get_seat(self) -> Seat:
+    async def _get_seat(self, prepared_s: float) -> Seat:
         """Join repeatedly until the master gives a seat. Raises Leave after `pend_s`."""
         settings = self._settings
         since = self._loop.time()
@@ -237,6 +245,7 @@ class AgentLifecycle:
                 zone=settings.zone,
                 index=settings.index,
                 checked=self._status.checked_s,
+                prepared=prepared_s,
             )
             join, sent_at = self._dialogue.next_join(draft), self._loop.time()
             self._dependencies.note(
@@ -315,7 +324,7 @@ class AgentLifecycle:
         self._say(f"round {seat.round}: rank {rank} ended with exit code {end.exit_code}{why} at iteration {iteration}")
         report = fault_message(self._settings.node, seat, end, iteration, oom, kernel)
         died_at = end.time or time.time()
-        self._background.start(self._sender.flush())  # The report may end the job, and nobody asks any more.
+        await self._sender.flush()  # The report may end the job, and then no master takes telemetry any more.
         await self._client.report_fault(lambda: msgspec.structs.replace(report, ago_s=max(time.time() - died_at, 0.0)))
 
     async def _poll_directives(self) -> None:

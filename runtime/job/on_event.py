@@ -125,7 +125,7 @@ def _on_joined(tx: Transaction, event: Joined) -> None:
         NodeJoined(
             time=tx.now, node=join.node, host=join.host, slots=join.slots, address=join.address, ip=join.ip,
             master_port=join.master_port, holdings=join.holdings, after_round=join.after_round, checked=join.checked,
-            zone=join.zone, life=join.life, number=join.number,
+            prepared=join.prepared, zone=join.zone, life=join.life, number=join.number,
         )
     )  # fmt: skip
     tx.mark_alive(join.node)

@@ -75,6 +75,7 @@ class NodeJoined(Fact, frozen=True, kw_only=True):
     ip: str = ""
     zone: str = ""
     checked: float = 0.0
+    prepared: float = 0.0
     life: int = 0
     number: int = 0
     """Counts the agent's joins. If the node is running, this join only asks for its seat again."""

@@ -45,6 +45,9 @@ class Join(msgspec.Struct, frozen=True):
     protocol: int = PROTOCOL
     checked: float = 0.0
     """Seconds that its own node check took; 0: no check was made."""
+    prepared: float = 0.0
+    """Seconds in which the agent got ready to start workers before it joined: it imported what the script imports, and
+    warmed its spares. The check runs beside them."""
     ip: str = ""
     """Address of this host in the cluster's network, as the job's topology names it; empty: unknown."""
     zone: str = ""

@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 
 from everstep.runtime.job import records as job
 from everstep.runtime.report.causes import Causes, death_time
-from everstep.runtime.report.device_use import DeviceUse, DeviceUses
+from everstep.runtime.report.device_use import DeviceUse
 from everstep.runtime.report.node_lives import LifeCollector, Lives, NodeRecord
+from everstep.runtime.report.restores import StateRestored
+from everstep.runtime.report.telemetry import Point, read_telemetry
 
 HistoryRecord = job.MasterClaimed | job.HangExplained | job.SlowSeen | job.ShardPersisted | NodeRecord
 """The records that a history is made from."""
@@ -30,32 +32,6 @@ _NEEDED = (
     job.JobEnded,
 )
 """Of these the records that are kept whole."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One finished iteration, from its telemetry."""
-
-    time: float
-    """When the iteration finished."""
-    round: int
-    iteration: int
-    loss: float | None = None
-    tokens: float | None = None
-    seconds: float = 0.0
-    """From the previous iteration (or the start of the workers' loop) to its end, including the stall."""
-    stall_s: float = 0.0
-    """Seconds of these that were spent waiting for the checkpoint."""
-    evaluation_s: float = 0.0
-    """Seconds of these that were spent evaluating, if the script says so."""
-    staged_bytes: float = 0.0
-    """Bytes of rank 0's state that this iteration saved in memory; 0: none."""
-    copy_s: float = 0.0
-    """Seconds that copying took of the save which ended with it; what is not in `stall_s` ran beside training."""
-    restore_s: float = 0.0
-    """In the first iteration of a round: how long rank 0 restored its state before."""
-    first_sample: int | None = None
-    """Number of the first sample of its batch, as rank 0 read it: the same for any number of ranks."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +100,15 @@ class Attempt:
         return 0 if self.restored is None else max(self.iteration - self.restored, 0)
 
 
+class Commit(NamedTuple):
+    """A checkpoint that is whole in the store."""
+
+    time: float
+    round: int
+    """The round that saved it."""
+    iteration: int
+
+
 @dataclass(frozen=True)
 class History:
     """Everything that the report says about one job."""
@@ -136,8 +121,8 @@ class History:
     """When another master took over the job."""
     attempts: tuple[Attempt, ...] = ()
     """Those before the newest one."""
-    commits: tuple[tuple[float, int], ...] = ()
-    """(time, iteration) of each checkpoint in the store."""
+    commits: tuple[Commit, ...] = ()
+    """The checkpoints in the store, by time."""
     intervals: tuple[tuple[int, str], ...] = ()
     """(iteration, text) of each change of the persist interval."""
     begin: float | None = None
@@ -148,8 +133,10 @@ class History:
     error: str = ""
     newest: float = 0.0
     """The time of the newest record."""
-    stored_bytes: Mapping[int, int] = field(default_factory=dict)
-    """By iteration: the size of its checkpoint in the store."""
+    stored_bytes: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    """By round and iteration: the size of its checkpoint in the store."""
+    states_restored: tuple[StateRestored, ...] = ()
+    """What each round started from, as its ranks say; rounds without a word of them are left out."""
     slow: tuple[tuple[float, str], ...] = ()
     """(time, sentence) of each slow node that was seen in a round."""
     lives: Lives = field(default_factory=Lives)
@@ -174,8 +161,8 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
 
     Records other than `HistoryRecord`, and lines of other kinds, are skipped.
     """
-    points, intervals, devices = _read_telemetry(telemetry)
-    commits: list[tuple[float, int]] = []
+    figures = read_telemetry(telemetry)
+    points, commits = figures.points, list[Commit]()
     slow: list[tuple[float, str]] = []
     needed_records: list[job.Record] = []
     rounds_formed: list[_FormedRound] = []
@@ -186,10 +173,10 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
         newest = record.time
         is_launched |= isinstance(record, job.NodeAppeared)
         if isinstance(record, job.ShardPersisted):
-            place = record.holding.iteration, record.holding.round
+            place = record.holding.round, record.holding.iteration
             stored_bytes[place] = stored_bytes.get(place, 0) + record.holding.size
         elif isinstance(record, job.Committed):
-            commits.append((record.time, record.iteration))
+            commits.append(Commit(record.time, record.round, record.iteration))
         elif isinstance(record, job.SlowSeen):
             slow.append((record.time, record.detail))
         elif isinstance(record, job.RoundFormed):
@@ -209,74 +196,20 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
         takeovers=tuple(_takeovers(needed_records)),
         attempts=tuple(_attempts(needed_records, rounds_formed, points)),
         commits=tuple(commits),
-        intervals=tuple(_intervals(intervals)),
+        intervals=figures.intervals,
         begin=min(begins) if begins else (points[0].time - points[0].seconds if points else None),
         end=end_record.time if end_record else None,
         result=end_record.result.value if end_record else "",
         reason=end_record.reason if end_record else "",
         error=end_record.error if end_record else "",
         newest=newest,
-        stored_bytes={iteration: size for (iteration, _), size in sorted(stored_bytes.items())},
+        stored_bytes=stored_bytes,
+        states_restored=figures.states_restored,
         slow=tuple(slow),
         lives=collector.lives(),
         is_launched=is_launched,
-        devices=devices,
+        devices=figures.devices,
     )
-
-
-def _read_telemetry(
-    lines: Iterable[Mapping[str, Any]],
-) -> tuple[list[Point], list[Mapping[str, Any]], Mapping[str, DeviceUse]]:
-    """(Points by time, the lines about the persist interval, each node's devices).
-
-    Only rank 0's lines count; every other rank reports the same iterations. Several lines about one iteration of a
-    round make one point.
-    """
-    by_round: dict[int, dict[int, Point]] = {}
-    intervals, devices = [], DeviceUses()
-    for line in lines:
-        devices.add(line)
-        if line.get("kind") == "interval":
-            intervals.append(line)
-        if line.get("kind") not in (None, "iteration") or line.get("rank"):
-            continue
-        time, iteration = _number(line.get("time")), _number(line.get("iteration"))
-        if time is None or iteration is None:
-            continue
-        point = Point(
-            time=time,
-            round=int(_number(line.get("round")) or 0),
-            iteration=int(iteration),
-            loss=_number(line.get("loss")),
-            tokens=_number(line.get("tokens")),
-            seconds=max(_number(line.get("seconds")) or 0.0, 0.0),
-            stall_s=max(_number(line.get("stall_s")) or 0.0, 0.0),
-            evaluation_s=max(_number(line.get("evaluation_s")) or 0.0, 0.0),
-            staged_bytes=max(_number(line.get("staged_bytes")) or 0.0, 0.0),
-            copy_s=max(_number(line.get("copy_s")) or 0.0, 0.0),
-            restore_s=max(_number(line.get("restore_s")) or 0.0, 0.0),
-            first_sample=None if (first := _number(line.get("first_sample"))) is None else int(first),
-        )
-        by_round.setdefault(point.round, {})[point.iteration] = point
-    points = [point for some in by_round.values() for point in some.values()]
-    points.sort(key=lambda point: (point.time, point.round, point.iteration))
-    return points, intervals, devices.by_node
-
-
-def _intervals(lines: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:
-    """The changes of the interval; a node that takes over persisting repeats the current one."""
-    changes: list[tuple[int, str]] = []
-    for line in sorted(lines, key=lambda line: _number(line.get("time")) or 0.0):
-        reason = str(line.get("reason", ""))
-        if not changes or changes[-1][1] != reason:
-            changes.append((int(_number(line.get("iteration")) or 0), reason))
-    return changes
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else None
 
 
 class _FormedRound(NamedTuple):

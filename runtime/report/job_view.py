@@ -1,5 +1,6 @@
 """What the page and the summary show about one job. Pure."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -10,6 +11,7 @@ from everstep.runtime.report.charts import Chart
 from everstep.runtime.report.history import History, Restart
 from everstep.runtime.report.ledger import MOST_ENTRIES, Ledger, ledger
 from everstep.runtime.report.read import Stacks
+from everstep.runtime.report.restores import StateRestored
 from everstep.runtime.report.timeline import Timeline, timeline
 
 MOST_CHECKPOINTS = 30
@@ -31,12 +33,19 @@ class FaultView:
 
 @dataclass(frozen=True)
 class CheckpointView:
-    """A checkpoint in the store."""
+    """A checkpoint that reached the store, or that a round started from."""
 
-    time: float
+    round: int
+    """The round that saved it."""
     iteration: int
+    in_memory: float | None
+    """When it was in the memory of the nodes; None: unknown."""
+    in_store: float | None
+    """When it was whole in the store; None: it was not."""
+    restores: tuple[StateRestored, ...]
+    """The rounds that started from it."""
     size: int
-    """Bytes of all shards; 0: unknown."""
+    """Bytes of all shards in the store; 0: unknown."""
     stall_s: float | None
     """How long rank 0 waited for it; None: unknown."""
     interval: str
@@ -134,12 +143,28 @@ def _faults(history: History, span: Ledger | None, logs: frozenset[str], stacks:
 
 
 def _checkpoints(history: History) -> list[CheckpointView]:
-    stalls = {point.iteration: point.stall_s for point in history.points}
+    """The newest ones, by round and iteration."""
+    stored = {(commit.round, commit.iteration): commit.time for commit in history.commits}
+    restores = defaultdict[tuple[int, int], list[StateRestored]](list)
+    for restored in history.states_restored:
+        restores[restored.from_round, restored.iteration].append(restored)
+    places = frozenset(sorted({*stored, *restores})[-MOST_CHECKPOINTS:])
+    saves = {place: point for point in history.points if (place := (point.round, point.iteration)) in places}
     views = []
-    for time, iteration in history.commits[-MOST_CHECKPOINTS:]:
+    for place in sorted(places):
+        save, iteration = saves.get(place), place[1]
         interval = next((why for since, why in reversed(history.intervals) if since <= iteration), "")
-        size = history.stored_bytes.get(iteration, 0)
-        views.append(CheckpointView(time, iteration, size, stalls.get(iteration), interval))
+        views.append(
+            CheckpointView(
+                *place,
+                in_memory=save.time if save and save.staged_bytes else None,
+                in_store=stored.get(place),
+                restores=tuple(restores[place]),
+                size=history.stored_bytes.get(place, 0),
+                stall_s=save.stall_s if save else None,
+                interval=interval if place in stored else "",
+            )
+        )
     return views
 
 

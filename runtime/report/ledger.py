@@ -210,21 +210,32 @@ class _Life:
             case Step.SEATED:
                 yield _LifePart(self._at, event.time, Activity.OTHER, self._rounds[self._round])
             case Step.CAME:
-                checked_at = event.time - event.checked_s if event.step is Step.JOINED else event.time
-                yield from self._cut(Activity.WAITING, checked_at, Activity.CHECK, event.time)
+                prepares_at = event.time - max(event.prepared_s, event.checked_s)
+                checks_at = event.time - event.checked_s
+                yield from self._cut(
+                    event, (Activity.WAITING, prepares_at), (Activity.STARTUP, checks_at), (Activity.CHECK, event.time)
+                )
             case Step.JOINED:
                 last = self._lives.rounds[event.round].last_join if event.step is Step.SEATED else event.time
-                yield from self._cut(Activity.WAITING, last, Activity.RENDEZVOUS, event.time)
+                yield from self._cut(event, (Activity.WAITING, last), (Activity.RENDEZVOUS, event.time))
             case Step.UNSEATED:
                 judged_at = self._lives.rounds[self._round].judged
-                yield from self._cut(Activity.DECIDE, judged_at, Activity.RENDEZVOUS, event.time)
+                prepares_at = event.time - event.prepared_s
+                yield from self._cut(
+                    event,
+                    (Activity.DECIDE, judged_at), (Activity.RENDEZVOUS, prepares_at), (Activity.STARTUP, event.time),
+                )  # fmt: skip
             case _:
                 yield _LifePart(self._at, event.time, Activity.IDLE)
 
-    def _cut(self, first: Activity, at: float, second: Activity, end: float) -> Iterator[_LifePart]:
-        cut = min(max(at, self._at), end)
-        yield _LifePart(self._at, cut, first)
-        yield _LifePart(cut, end, second)
+    def _cut(self, event: Event, *ends: tuple[Activity, float]) -> Iterator[_LifePart]:
+        """Activities that follow each other until the event, each until its time; one that ends before it begins has
+        no length."""
+        at = self._at
+        for activity, end in ends:
+            end = min(max(end, at), event.time)
+            yield _LifePart(at, end, activity)
+            at = end
 
 
 def _parts(life: _Life, events: Sequence[Event], begin: float, end: float) -> Iterator[_LifePart]:

@@ -57,6 +57,8 @@ class Event(NamedTuple):
     """SEATED, FINISHED, UNSEATED: of that round."""
     checked_s: float = 0.0
     """JOINED: how long its check took before."""
+    prepared_s: float = 0.0
+    """JOINED: how long its agent imported before, for its workers; the check runs beside that."""
 
 
 @dataclass
@@ -99,6 +101,8 @@ class LifeCollector:
         self._joined: dict[str, float] = {}
         """When each node joined that has no seat."""
         self._there: set[str] = set()
+        self._appeared: set[str] = set()
+        """Those that came by themselves and have not joined yet."""
 
     def lives(self) -> Lives:
         """What was collected."""
@@ -107,8 +111,11 @@ class LifeCollector:
     def add(self, record: job.Record) -> None:
         """Take the next record."""
         match record:
-            case job.NodeRequested() | job.NodeAppeared():
+            case job.NodeRequested():
                 self._come(record.node, record.time)
+            case job.NodeAppeared():
+                self._come(record.node, record.time)
+                self._appeared.add(record.node)
             case job.NodeJoined():
                 self._join(record)
             case job.NodeReleased():
@@ -142,6 +149,7 @@ class LifeCollector:
 
     def _go(self, node: str, time: float) -> None:
         self._there.discard(node)
+        self._appeared.discard(node)
         self._joined.pop(node, None)
         self._note(node, Event(time, Step.GONE))
 
@@ -151,8 +159,20 @@ class LifeCollector:
             self._come(record.node, record.time)
         if record.node in self._joined or (self._running and record.node in self._running.members):
             return
+        if record.node in self._appeared and self._nodes[record.node][-1].step is Step.CAME:
+            self._begin_before(record)
+        self._appeared.discard(record.node)
         self._joined[record.node] = record.time
-        self._note(record.node, Event(record.time, Step.JOINED, checked_s=record.checked))
+        self._note(
+            record.node,
+            Event(record.time, Step.JOINED, checked_s=record.checked, prepared_s=record.prepared),
+        )
+
+    def _begin_before(self, record: job.NodeJoined) -> None:
+        """A node that came by itself was there before it joined: it imported, and was checked."""
+        events = self._nodes[record.node]
+        began = record.time - max(record.prepared, record.checked)
+        events[-1] = events[-1]._replace(time=max([began, *(event.time for event in events[-2:-1])]))
 
     def _form(self, record: job.RoundFormed) -> None:
         self._end_round(record.time, None)

@@ -103,7 +103,7 @@ def _what_next_for_job(run: Run) -> str:
     if not history.is_launched:
         start = "run its pipeline again with --name and the run's name"
     commits = history.commits
-    place = f"it continues at iteration {commits[-1][1]}" if commits else "it starts at the first iteration"
+    place = f"it continues at iteration {commits[-1].iteration}" if commits else "it starts at the first iteration"
     why = "Read the reason, fix what it names, then " if history.result == "failed" else "The job was stopped: "
     return f"{why}{start}: {place}."
 

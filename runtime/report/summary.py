@@ -57,8 +57,10 @@ def _job(job: JobView) -> dict[str, Any]:
         "staged": {"saves": job.memory_saves, "bytes": job.staged_bytes, "overlap": job.overlap},
         "devices": {node: asdict(use) for node, use in sorted(history.devices.items())},
         "checkpoints": [
-            {"iteration": checkpoint.iteration, "time": checkpoint.time, "bytes": checkpoint.size,
-             "stall_s": checkpoint.stall_s, "interval": checkpoint.interval}
+            {"round": checkpoint.round, "iteration": checkpoint.iteration, "in_memory": checkpoint.in_memory,
+             "in_store": checkpoint.in_store, "bytes": checkpoint.size, "stall_s": checkpoint.stall_s,
+             "interval": checkpoint.interval,
+             "restores": [{"round": restored.round, "ranks": restored.ranks} for restored in checkpoint.restores]}
             for checkpoint in job.checkpoints
         ],
     }  # fmt: skip

@@ -50,6 +50,9 @@ class FakeMaster:
         self.restore: Restore | None = None
         self.stale: asyncio.Event | None = None
         """The first heartbeat is answered when it is set: that the node is unknown, as it was when it asked."""
+        self.takes_telemetry = asyncio.Event()
+        """Until it is set, heartbeats with telemetry wait on their way."""
+        self.takes_telemetry.set()
         self.gone = False
         self.url = ""
         self._changed = asyncio.Condition()
@@ -133,6 +136,8 @@ class FakeMaster:
         self.joined = {}
 
     async def _heartbeat(self, request: web.Request) -> web.Response:
+        if msgspec.json.decode(await request.read(), type=Heartbeat).telemetry:
+            await self.takes_telemetry.wait()
         beat = await self._take(request, Heartbeat)
         if self.stale is not None and not beat.telemetry:
             stale, self.stale = self.stale, None

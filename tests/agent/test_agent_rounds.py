@@ -194,6 +194,30 @@ def test_a_worker_that_failed_before_its_round_was_broken_up_is_told_of_before_t
     run(story())
 
 
+def test_what_a_failed_worker_reported_arrives_before_its_end_which_may_end_the_job(
+    job: Any, masters: Any, wait_for_end: Any
+) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            master.takes_telemetry.clear()
+            (fails := job.folder / "fails").touch()
+            await job.platform.create(job.request(master.url, FAILS, str(fails)))
+            await asyncio.to_thread(
+                wait_until, lambda: "ended with exit code 201" in job.log(), "the end of the worker"
+            )
+            fault = asyncio.create_task(master.next(WorkerExit))
+            await asyncio.wait([fault], timeout=0.5)
+            assert not fault.done(), "its telemetry is still on its way"
+            fails.unlink()
+            master.takes_telemetry.set()
+            assert (await fault).exit_code == 201
+            assert (await master.telemetry("pid"))["iteration"] == 1
+            await master.direct(Action.LEAVE)
+            await wait_for_end()
+
+    run(story())
+
+
 ENDS_SLOWLY = (
     REPORTS
     + """

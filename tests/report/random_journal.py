@@ -30,7 +30,7 @@ class RandomJournal:
         self.end = self.time + self._chance.randint(1, 5)
 
     def _choices(self) -> list[Any]:
-        choices = [self._request] * (2 if self._nodes < 4 else 0)
+        choices = [self._request, self._appear] * (1 if self._nodes < 4 else 0)
         choices += [self._join] * (4 if self._coming else 0)
         choices += [self._form] * (4 if self._joined and not self._members else 0)
         if self._members:
@@ -46,15 +46,25 @@ class RandomJournal:
             job.NodeRequested(time=self.time, node=name, role="worker", index=self._nodes, launch=0, host="")
         )
 
+    def _appear(self) -> None:
+        """A node comes by itself: that is noted when it joins."""
+        name = f"worker-{self._nodes}-0"
+        self._nodes += 1
+        self.records.append(job.NodeAppeared(time=self.time, node=name, role="worker", index=self._nodes, host=""))
+        self._let_join(name)
+
     def _join(self) -> None:
         name = self._chance.choice(self._coming)
         self._coming.remove(name)
+        self._let_join(name)
+
+    def _let_join(self, name: str) -> None:
         self._joined.append(name)
-        checked = float(self._chance.randint(0, 3))
+        checked, prepared = float(self._chance.randint(0, 3)), float(self._chance.choice((0, 0, 1, 4)))
         self.records.append(
             job.NodeJoined(
                 time=self.time, node=name, host="", slots=1, address="", master_port=1, holdings=(), after_round=0,
-                checked=checked,
+                checked=checked, prepared=prepared,
             )
         )  # fmt: skip
 

@@ -22,7 +22,9 @@ class Model:
         self.rounds = {record.round.number: record for record in records if isinstance(record, job.RoundFormed)}
 
     def nodes(self) -> list[str]:
-        node_names = [record.node for record in self.records if isinstance(record, job.NodeRequested)]
+        node_names = [
+            record.node for record in self.records if isinstance(record, job.NodeRequested | job.NodeAppeared)
+        ]
         return list(dict.fromkeys(node_names))
 
     def seconds(self, node: str) -> list[Activity | None]:
@@ -60,7 +62,7 @@ class Model:
         return [record for record in self.records[place:] if isinstance(record, job.NodeJoined) and record.node == node]
 
     def at(self, node: str, t: float) -> Activity | None:
-        came = self._of(job.NodeRequested, t, node=node)
+        came = self._of(job.NodeRequested, t, node=node) or self._appeared(node, t)
         loss_record = self._of(job.NodeLost, t, node=node)
         first = min(self.rounds, default=0)
         if not came:
@@ -78,6 +80,13 @@ class Model:
                 return self._in_round(number, t)
         return self._between(node, t)
 
+    def _appeared(self, node: str, t: float) -> bool:
+        """Whether a node that came by itself was there: it was before it joined."""
+        if not self._of(job.NodeAppeared, float("inf"), node=node):
+            return False
+        join = self._of(job.NodeJoined, float("inf"), node=node)[0]
+        return join.time - max(join.checked, join.prepared) < t
+
     def _job_is_over(self, t: float) -> bool:
         return bool(self._of(job.JobEnded, t))
 
@@ -93,9 +102,13 @@ class Model:
             last = max(self._join_before(member, number) for member in self.members(number))
             return Activity.RENDEZVOUS if t > last else Activity.WAITING
         if not rounds_left:
-            return Activity.CHECK if joins and t > joins[0].time - joins[0].checked else Activity.WAITING
+            if joins and t > joins[0].time - joins[0].checked:
+                return Activity.CHECK
+            return Activity.STARTUP if joins and t > joins[0].time - joins[0].prepared else Activity.WAITING
         judged = [record.time for record in self._of(job.FaultJudged, float("inf"), round=max(rounds_left))]
-        return Activity.DECIDE if judged and t < max(judged) else Activity.RENDEZVOUS
+        if judged and t < max(judged):
+            return Activity.DECIDE
+        return Activity.STARTUP if joins and t > joins[0].time - joins[0].prepared else Activity.RENDEZVOUS
 
     def _join_before(self, node: str, number: int) -> float:
         """When it joined that round: its first join since it left the one before."""

@@ -39,7 +39,7 @@ def test_what_is_archived_is_told(store: DirectoryStore) -> None:
     run = read_run(store, "run", facts=WorkflowFacts(uid=UID))
     training = run.jobs["train"]
     assert training == history(read_journal(store, JOB), [])
-    assert training.commits == tuple((float(at), at) for at in range(1, 41))
+    assert training.commits == tuple((float(at), 1, at) for at in range(1, 41))
     assert not [note for note in run.notes if "journal" in note or "archive" in note]
 
 
@@ -49,7 +49,7 @@ def test_what_is_missing_or_no_record_is_noted_and_the_rest_told(store: Director
     torn = store.get(newest) + b'{"kind":"Later"}\n{"kind":"Com\n' + b"x\n" * 100
     store.put(newest, torn)
     run = read_run(store, "run", facts=WorkflowFacts(uid=UID))
-    assert [at for _, at in run.jobs["train"].commits] == [*range(1, 8), *range(12, 41)]
+    assert [commit.iteration for commit in run.jobs["train"].commits] == [*range(1, 8), *range(12, 41)]
     notes = "\n".join(run.notes)
     assert "000009 is missing" in notes
     assert "000041, line 4: not a record this version knows (Later)" in notes

@@ -8,6 +8,9 @@ from typing import Any
 import psutil
 import pytest
 
+from everstep.runtime.report import read_job
+from everstep.runtime.report.restores import Tier
+from everstep.runtime.store import open_store
 from tests.harness import ROUNDS, TrainStep, kill, tensors, wait_until
 
 LONG = pytest.mark.long
@@ -52,6 +55,13 @@ def assert_went_on(training: TrainStep) -> None:
     assert all(begins[number + 1] >= reached - 1 for number, reached in broken.items()), (broken, begins)
 
 
+def tiers_restored(training: TrainStep) -> list[set[Tier]]:
+    """By the report: from which tiers the ranks of each later round had their state."""
+    (job,) = training.jobs()
+    report = read_job(open_store(str(training.store), read_only=True), job)
+    return [set(state.ranks) for state in report.jobs[job].states_restored]
+
+
 @pytest.mark.long
 def test_an_undisturbed_training_gives_the_same_weights_twice(
     training: TrainStep, undisturbed: dict[str, bytes]
@@ -85,6 +95,7 @@ def test_a_node_lost_at_a_point_changes_no_weight(
     assert training.finish() == 0, training.last_words()
     assert training.fired_points() == [point] * ROUNDS
     assert [record["node"] for record in training.records() if record["kind"] == "NodeLost"][:ROUNDS] == nodes
+    assert {Tier.MEMORY, Tier.PEER} in tiers_restored(training), "the survivor's own memory, and a peer's"
     assert_went_on(training)
     assert_whole(training, undisturbed)
 
@@ -202,6 +213,7 @@ def test_everything_killed_goes_on_from_the_store(training: TrainStep, undisturb
         )
     assert training.finish() == 0, training.last_words()
     assert len(rounds_from_the_store(training)) == ROUNDS
+    assert tiers_restored(training).count({Tier.STORE}) == ROUNDS
     assert_whole(training, undisturbed)
 
 

@@ -34,6 +34,17 @@ ERROR
 """
 
 
+SLOW_IMPORT = """
+import time
+from pathlib import Path
+
+while not list(Path(__file__).parent.glob("store/jobs/*/journal/*")):
+    time.sleep(0.02)
+time.sleep(3)
+"""
+"""A module that takes three seconds of the job, whose ledger begins with its journal."""
+
+
 def name_of(launcher: Launcher) -> str:
     """Of its job: `top` finds all jobs of this machine."""
     return f"plain-{launcher.tmp.name}"
@@ -72,6 +83,23 @@ def test_a_plain_scripts_report_has_its_iterations(
     assert "<h2>Steps</h2>" not in page
     assert "What the steps report" not in page
     assert ("alarm" in page.partition("<header")[2].partition(">")[0]) == bool(error)
+
+
+def test_imports_before_the_node_joins_are_start_up_and_no_wait_for_nodes(
+    launcher: Launcher, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (launcher.folder / "slow_import.py").write_text(SLOW_IMPORT)
+    (launcher.folder / "train.py").write_text("import slow_import\n" + SCRIPT.replace("ERROR", ""))
+    flags = ("--standalone", "--store=store", f"--rdzv-id={name_of(launcher)}")
+    outcome = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, "train.py"))
+    assert outcome.code == 0, outcome.err
+    (job,) = report(launcher, capsys)["jobs"]
+    ledger = {entry["activity"]: entry["seconds"] for entry in job["ledger"]}
+    assert ledger["start-up and imports"] >= 3.0, ledger
+    assert sum(ledger.values()) == pytest.approx(job["seconds"])
+    segments = sorted(launcher.folder.glob("store/jobs/*/journal/*"))
+    records = [json.loads(line) for segment in segments for line in segment.read_text().splitlines()]
+    assert next(record for record in records if record["kind"] == "NodeJoined")["prepared"] >= 3.0
 
 
 def test_while_it_runs_it_is_running_and_top_shows_its_iteration_and_its_newest_event(

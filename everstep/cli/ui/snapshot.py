@@ -93,7 +93,7 @@ def _job(run_opened: OpenedRun, job: JobView) -> dict[str, Any]:
         "charts": [asdict(chart) for chart in job.charts],
         "points": _points(history),
         "timeline": _timeline(job.timeline) if job.timeline else None,
-        "commits": [[time, iteration] for time, iteration in history.commits[-MOST_COMMITS:]],
+        "commits": [[commit.time, commit.iteration] for commit in history.commits[-MOST_COMMITS:]],
         "commitCount": len(history.commits),
         "interval": history.intervals[-1][1] if history.intervals else "",
         "events": events(history),
