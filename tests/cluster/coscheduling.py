@@ -20,6 +20,11 @@ PROFILE = {
 }
 
 
+REFUSED_S = 20
+"""What was refused is tried again after so long at the latest. The plugin asks to hear of new pods and groups only: a
+gang whose last refusal was its own is not tried when a machine gets room, but after Kubernetes' usual 5 minutes."""
+
+
 def programs() -> Path:
     """The folder with the scheduler and the PodGroups' definition; built the first time. Raises NoGoError."""
     return build_programs("coscheduling", ["."], files={"sigs.k8s.io/scheduler-plugins": "manifests/coscheduling"})
@@ -35,7 +40,8 @@ def install(kubectl: Kubectl) -> None:
         "leaderElection": {"leaderElect": False}, "clientConnection": {"kubeconfig": str(ADMIN)},
     }  # fmt: skip
     settings.write_text(json.dumps(configuration))
-    start("coscheduling", 0, [built_programs / "coscheduling", "--config", settings, "--secure-port=10269"])
+    flags = ["--config", settings, "--secure-port=10269", f"--pod-max-in-unschedulable-pods-duration={REFUSED_S}s"]
+    start("coscheduling", 0, [built_programs / "coscheduling", *flags])
 
 
 def remove() -> None:
