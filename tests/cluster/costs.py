@@ -70,7 +70,7 @@ def cost(reports: Iterable[Mapping[str, Any]], moment: float) -> Cost:
 
 
 def read_costs(files: Iterable[Path]) -> dict[str, list[Cost]]:
-    """By fault, in the order in which they were suffered. Raises FileNotFoundError."""
+    """By fault. Raises FileNotFoundError."""
     costs: dict[str, list[Cost]] = {}
     for file in files:
         for case in ElementTree.parse(file).iter("testcase"):
@@ -107,11 +107,15 @@ def _of(figures: Sequence[float], form: str) -> str:
 
 
 def main(words: Sequence[str]) -> str:
-    """The page of these files."""
+    """The page of these files, its lines in the order of `FAULTS`."""
     import psutil
 
+    from tests.cluster.faults import FAULTS
+
     files = [Path(word) for word in words] or [LAST]
-    return page(read_costs(files), read_days(files), psutil.cpu_count() or 1)
+    costs = read_costs(files)
+    ordered = {fault: costs[fault] for fault in FAULTS if fault in costs}
+    return page(ordered, read_days(files), psutil.cpu_count() or 1)
 
 
 if __name__ == "__main__":
