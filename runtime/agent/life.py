@@ -296,7 +296,7 @@ class AgentLifecycle:
                 if self._dialogue.is_over(event.round):
                     self._say(f"round {seat.round} is over: {event.reason}")
                     if event.ends_iteration:
-                        await self._workers.end_iteration(seat.round)
+                        await self._workers.end_iteration(seat.round, self._progress.observe().pace_s)
                     await self._workers.wait_for_exits()
                     return self._events.first_failure_in(seat.round)
             elif event.round == seat.round:
