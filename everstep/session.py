@@ -275,6 +275,11 @@ def end_round() -> None:
         _session.checkpointer = _session.ahead = None
 
 
+def rehearsed_bytes() -> int:
+    """How large a slot for the state is; 0: not known, or each rank has its own part."""
+    return _session.checkpointer.slot_bytes if _session is not None and _session.checkpointer is not None else 0
+
+
 def end_rehearsal() -> None:
     """As `Session.end_rehearsal`, of this process's session if there is one."""
     if _session is not None:

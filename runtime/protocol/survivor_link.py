@@ -36,6 +36,8 @@ class Rehearsed(msgspec.Struct, frozen=True, tag=True):
     """Since its script was entered."""
     problem: str = ""
     """Why the rehearsal ended before an iteration was done; empty: it was done."""
+    state_bytes: int = 0
+    """How large a slot for the script's state is; 0: not known, or each rank has its own part."""
 
 
 class LastIteration(msgspec.Struct, frozen=True, tag=True):
