@@ -114,7 +114,7 @@ class AgentLifecycle:
         self._spare_keeper = SpareKeeper(
             settings, resources.folder, self._workers, lambda: client.training(settings.role),
             lambda: self._link.seat, self._has_trained,
-            lambda size: self._run_in_thread(self.keeper.announce, 0, size),
+            lambda size: self._run_in_thread(self.keeper.reserve, size),
         )  # fmt: skip
         self._sender = TelemetrySender(
             client, self._dialogue, dependencies.say, self._carry_out, self._progress.observe
