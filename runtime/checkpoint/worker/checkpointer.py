@@ -189,6 +189,11 @@ class Checkpointer:
         self._finish_overlapped()
         return self._link.ask(Flush(iteration), Done).detail
 
+    @property
+    def segment(self) -> SegmentFile | None:
+        """The shared memory that this rank stages into."""
+        return self._segment
+
     def close(self) -> None:
         """Wait for the copies that still run; afterwards nothing writes a slot."""
         if self._overlapped is not None:
@@ -307,13 +312,18 @@ class Checkpointer:
         self._commit_link.ask(stage, Done)
 
 
-def map_segment_ahead(link: Link | None) -> SegmentFile | None:
+def map_segment_ahead(link: Link | None, mapped: SegmentFile | None = None) -> SegmentFile | None:
     """Map the segment of the shard that this worker will start from, if the agent names it in its greeting. The pages
-    are mapped while the worker builds its model."""
+    are mapped while the worker builds its model.
+
+    `mapped`: the segment of the round before, whose pages are mapped already."""
     if link is None or not link.welcome.path:
         return None
+    path = Path(link.welcome.path)
+    if mapped is not None and mapped.path == path and mapped.is_current():
+        return mapped
     with suppress(SegmentError):
-        segment = SegmentFile.open(Path(link.welcome.path))
+        segment = SegmentFile.open(path)
         segment.populate(link.welcome.offset, link.welcome.size)
         return segment
     return None
