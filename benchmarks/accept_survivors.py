@@ -45,7 +45,7 @@ PROVEN = {
         "tests/launch/test_nodes.py::spare_node",
     ),
     "a node that comes while others train warms up before it joins": ("tests/agent/test_spare_keeper.py",),
-    "growth interrupts no iteration of less than a second": (
+    "growth interrupts no iteration of less than 4.5 s": (
         f"{TRAINING}test_next_round.py::ended",
         f"{AGENT}::after_its_iteration",
         "tests/job/test_job_rules.py::has_lost_no_rank",

@@ -20,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from everstep.kept_values import KeptValues
 from everstep.runtime.protocol.survivor_link import Rehearsed
-from everstep.session import Context, RehearsalOver, begin, local_device
+from everstep.session import Context, RehearsalOver, begin, local_device, rehearsed_bytes
 
 _LONGEST_PROBLEM = 300
 
@@ -45,7 +45,7 @@ def rehearse(function: Callable[[Context], object], seed: int, kept_values: Kept
         problem = f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
     finally:
         steps.remove()
-    return Rehearsed(time.monotonic() - began, problem)
+    return Rehearsed(time.monotonic() - began, problem, rehearsed_bytes())
 
 
 @contextmanager

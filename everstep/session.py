@@ -91,7 +91,7 @@ class Session:
     pending: dict[str, float | int | str] = field(default_factory=dict)
     """Sent with the next report besides its own figures; with the first one: when the process group was ready."""
     ahead: SegmentFile | None = None
-    """A segment that was mapped in advance, for the first checkpointer."""
+    """A segment that was mapped in advance, for the round's first checkpointer."""
     shard_requests: int = 0
     """Counts the requests for data shards."""
     not_finite: int = 0
@@ -272,7 +272,18 @@ def end_round() -> None:
     if _session is not None:
         if _session.checkpointer is not None:
             _session.checkpointer.close()
-        _session.checkpointer = _session.ahead = None
+            _session.ahead = _session.checkpointer.segment
+        _session.checkpointer = None
+
+
+def mapped_segment() -> SegmentFile | None:
+    """The shared memory of the round before: mapping it again would take as long as copying a part of it."""
+    return _session.ahead if _session is not None else None
+
+
+def rehearsed_bytes() -> int:
+    """How large a slot for the state is; 0: not known, or each rank has its own part."""
+    return _session.checkpointer.slot_bytes if _session is not None and _session.checkpointer is not None else 0
 
 
 def end_rehearsal() -> None:

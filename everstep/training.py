@@ -29,7 +29,7 @@ from everstep.kept_values import KeptValues
 from everstep.process_group import join
 from everstep.runtime.checkpoint.worker.agreement import GROUP_BACKENDS
 from everstep.runtime.checkpoint.worker.checkpointer import map_segment_ahead
-from everstep.session import Context, begin, context_from_environment, current
+from everstep.session import Context, begin, context_from_environment, current, mapped_segment
 from everstep.token_batches import Batch, Batches, Order
 
 __all__ = ["Batch", "Batches", "Checkpointer", "Context", "batches", "init", "phase", "report", "track"]
@@ -50,7 +50,7 @@ def enter(
 ) -> Context:
     """`init` for this process's first round or a later one. `kept_values` and `sockets` outlive the round."""
     context = context_from_environment(kept_values or KeptValues())
-    ahead = map_segment_ahead(context.link)
+    ahead = map_segment_ahead(context.link, mapped_segment())
     if context.device.type != "cpu":
         torch.accelerator.set_device_index(context.device)
     if context.world_size > 1 or "WORLD_SIZE" in os.environ:

@@ -114,6 +114,7 @@ class AgentLifecycle:
         self._spare_keeper = SpareKeeper(
             settings, resources.folder, self._workers, lambda: client.training(settings.role),
             lambda: self._link.seat, self._has_trained,
+            lambda size: self._run_in_thread(self.keeper.reserve, size),
         )  # fmt: skip
         self._sender = TelemetrySender(
             client, self._dialogue, dependencies.say, self._carry_out, self._progress.observe
@@ -296,7 +297,7 @@ class AgentLifecycle:
                 if self._dialogue.is_over(event.round):
                     self._say(f"round {seat.round} is over: {event.reason}")
                     if event.ends_iteration:
-                        await self._workers.end_iteration(seat.round)
+                        await self._workers.end_iteration(seat.round, self._progress.observe().pace_s)
                     await self._workers.wait_for_exits()
                     return self._events.first_failure_in(seat.round)
             elif event.round == seat.round:

@@ -7,6 +7,7 @@ as its join ends the round.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -45,11 +46,14 @@ class SpareKeeper:
         ask: Callable[[], Awaitable[Training]],
         seat: Callable[[], Seat | None],
         trains: Callable[[Seat], bool],
+        reserve: Callable[[int], Awaitable[object]],
     ) -> None:
         """`folder`: the agent's private one. `ask` asks the master what runs without this node; `seat` is the node's
-        own, and `trains` whether the round of that seat has done an iteration that can be rehearsed."""
+        own, and `trains` whether the round of that seat has done an iteration that can be rehearsed. `reserve`
+        allocates slots of so many bytes for a state."""
         self._settings, self._folder, self._workers = settings, folder, workers
-        self._ask, self._seat, self._trains = ask, seat, trains
+        self._ask, self._seat, self._trains, self._reserve = ask, seat, trains, reserve
+        self._has_reserved = False
         self._clock = asyncio.get_running_loop().time
         self._ask_at = 0.0
 
@@ -64,6 +68,7 @@ class SpareKeeper:
             if training.trains:
                 self._start_missing(self._settings.slots, _next_seat(training, self._settings))
             await asyncio.sleep(_LOOK_EVERY_S)
+        await self._reserve_memory()
 
     async def run(self) -> None:
         """Start missing spares. Beside the first iteration of a round they would delay it, and compile what it
@@ -78,12 +83,21 @@ class SpareKeeper:
     async def _look_without_seat(self) -> None:
         """Between two rounds no round runs: then nothing is started."""
         slots = self._settings.slots
+        if self._workers.spares.warm:
+            await self._reserve_memory()
         if len(self._workers.spares.numbers()) >= slots or self._clock() < self._ask_at:
             return
         self._ask_at = self._clock() + _ASK_EVERY_S
         training = await self._ask()
         if training.trains and training.survives and self._seat() is None:
             self._start_missing(slots, _next_seat(training, self._settings))
+
+    async def _reserve_memory(self) -> None:
+        """Allocate memory for the state that a peer will send: others would wait for that after the join."""
+        if (size := self._workers.spares.state_bytes) and not self._has_reserved:
+            self._has_reserved = True
+            with suppress(RuntimeError, OSError):  # There is no room: the worker is told when it asks.
+                await self._reserve(size)
 
     def _start_missing(self, count: int, seat: Seat) -> None:
         spares = self._workers.spares

@@ -39,6 +39,8 @@ class Spares:
         self._spares: dict[int, Spare] = {}
         self.failed_at: float | None = None
         """When a spare last ended by itself."""
+        self.state_bytes = 0
+        """How large a slot for the script's state is, as the last rehearsal found; 0: not known."""
 
     def __contains__(self, number: int) -> bool:
         return number in self._spares
@@ -72,6 +74,7 @@ class Spares:
     def note_rehearsed(self, number: int, message: Rehearsed) -> None:
         """It is warm."""
         self._spares[number].is_warm = True
+        self.state_bytes = message.state_bytes
         but = f"; its rehearsal ended early: {message.problem}" if message.problem else ""
         self._note(f"a spare is warm after {message.seconds:.1f} s{but}")
 

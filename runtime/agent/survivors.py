@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.runtime.protocol.messages import FINISH_S
 from everstep.runtime.protocol.survivor_link import (
     LARGEST_PACKET,
     FromAgent,
@@ -28,6 +29,8 @@ from everstep.runtime.protocol.survivor_link import (
 )
 
 _BACKLOG = 128
+_LATE_S = 1.0
+"""How much longer than two iterations an iteration may last that is waited for."""
 
 
 @dataclass
@@ -77,9 +80,13 @@ class Survivors:
         """Has a worker of this round asked to survive?"""
         return any(survivor.pid and survivor.round == round_ for survivor in self._channels.values())
 
-    def end_iteration(self, round_: int) -> frozenset[int]:
-        """Tell the survivors of this round to leave it after their iteration. Returns their pids."""
-        return self._tell(round_, LastIteration(round_))
+    async def end_iteration(self, round_: int, pace_s: float) -> None:
+        """Tell the survivors of this round to leave it after their iteration, and wait until they have, or should have.
+
+        `pace_s`: what an iteration takes; 0: not known. Too long a one is not waited for."""
+        seconds = 2 * pace_s + _LATE_S
+        if pace_s and seconds <= FINISH_S:
+            await self.wait_until_left(self._tell(round_, LastIteration(round_)), seconds)
 
     def end_round(self, round_: int) -> frozenset[int]:
         """Tell the survivors of this round that it is over, unless they have left it. Returns their pids: they may

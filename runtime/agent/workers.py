@@ -21,7 +21,7 @@ from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.spares import Spare, Spares
 from everstep.runtime.agent.survivors import Survivors
 from everstep.runtime.job.error_kinds import is_echo
-from everstep.runtime.protocol.survivor_link import FINISH_S, LEAVE_S, NextRound, Rehearsed
+from everstep.runtime.protocol.survivor_link import LEAVE_S, NextRound, Rehearsed
 from everstep.runtime.system import life_line
 from everstep.runtime.system.processes import start_time
 
@@ -238,9 +238,9 @@ class Workers:
             pipe.close()
         return exit_code, pipe.last_words()
 
-    async def end_iteration(self, round_: int) -> None:
-        """Let the workers that can leave a round end their iteration; wait until they have, at most FINISH_S."""
-        await self._survivors.wait_until_left(self._survivors.end_iteration(round_), FINISH_S)
+    async def end_iteration(self, round_: int, pace_s: float) -> None:
+        """Let the workers that can leave a round end their iteration; see `Survivors.end_iteration`."""
+        await self._survivors.end_iteration(round_, pace_s)
 
     def end_round(self, round_: int) -> None:
         """Tell the workers that can leave a round that it is over, and kill the others."""

@@ -2,14 +2,12 @@
 
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.reasons import Reason
+from everstep.runtime.job.reasons import CALM
 from everstep.runtime.job.state import State, round_number
 from everstep.runtime.protocol.messages import Action, Directive, Join
 from everstep.runtime.protocol.rounds import Framework, Neighbour, Round, Seat
 
 MOST_NEIGHBOURS = 8
-_CALM = (Reason.GROW, Reason.SCALED)
-"""A round that ends for these has lost no rank."""
 _TOLD_TO_JOIN = (NodePhase.REJOINING, NodePhase.SUSPECTED, NodePhase.LOST)
 
 
@@ -98,5 +96,5 @@ def directive(state: State, node: str, life: int = 0) -> Directive | None:
     action = known_node.action
     return Directive(
         state.epoch, known_node.directive, action, known_node.action_reason, known_node.action_round,
-        ends_iteration=action is Action.REJOIN and state.broken in _CALM,
+        ends_iteration=action is Action.REJOIN and state.broken in CALM,
     )  # fmt: skip

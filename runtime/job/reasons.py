@@ -27,6 +27,10 @@ class Reason(StrEnum):
     SCALED = "scaled"
 
 
+CALM = (Reason.GROW, Reason.SCALED)
+"""A round that ends for these has lost no rank."""
+
+
 class Decision(StrEnum):
     """What follows from a fault."""
 

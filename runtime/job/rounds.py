@@ -18,11 +18,12 @@ import msgspec
 from everstep.runtime.job import restore
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.reasons import Reason
+from everstep.runtime.job.reasons import CALM, Reason
 from everstep.runtime.job.replicas import attainable_size, desired_size, sorted_by_index
 from everstep.runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
 from everstep.runtime.job.state import State, next_round, round_number
 from everstep.runtime.job.topology import order_by_place, switches
+from everstep.runtime.protocol.messages import FINISH_S
 from everstep.runtime.protocol.rounds import Member, Round
 
 MAX_LISTED = 16
@@ -147,7 +148,8 @@ def _reasons_to_wait(
     replacement = max(state.requested_at, state.awake_since) + patience.replacement_wait_s
     replacement = min(replacement, began + max(patience.replacement_wait_s, patience.join_window_s))
     # A node that survived joins again at once, unless it must import everything again: then it is as late as another.
-    rejoin = min(window, began + max(patience.replacement_wait_s, REJOIN_S))
+    ends_iteration_s = FINISH_S if state.broken in CALM else 0.0
+    rejoin = min(window, began + max(patience.replacement_wait_s, REJOIN_S) + ends_iteration_s)
     for role, joined_count in waiting.items():
         rejoining = state.nodes.count(role, (P.REJOINING,))
         requested_count = state.nodes.count(role, (P.REQUESTED,))

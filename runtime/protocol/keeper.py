@@ -21,7 +21,7 @@ class MemoryRange(NamedTuple):
 class Keeper(Protocol):
     """Owns the slots in shared memory, their digests, their copies in the store, and the state a round starts from.
 
-    These methods may block and are called in a thread: announce, acquire, wait_for_restore, flush, holdings,
+    These methods may block and are called in a thread: announce, reserve, acquire, wait_for_restore, flush, holdings,
     copy_shard, note_commit, persist_newest. On failure they raise RuntimeError or OSError with one line for the worker.
     """
 
@@ -31,6 +31,11 @@ class Keeper(Protocol):
 
     def announce(self, local_rank: int, capacity: int, is_sharded: bool = False) -> Segment:
         """Allocate a worker's slots of `capacity` bytes; `is_sharded`: the worker stages its own shard of the state."""
+        ...
+
+    def reserve(self, capacity: int) -> None:
+        """Allocate the slots of the first local rank before its worker runs. Returns when all have their memory, or
+        there is none for more."""
         ...
 
     def acquire(self, local_rank: int, iteration: int) -> Slot:

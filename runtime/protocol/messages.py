@@ -119,6 +119,11 @@ class Heartbeat(msgspec.Struct, frozen=True):
     """That join is not answered yet: the workers of `round` are dead or about to die."""
 
 
+FINISH_S = 10.0
+"""How long workers may take, at most, to end their iteration when a round ends that has lost no rank. They train
+meanwhile."""
+
+
 class Directive(msgspec.Struct, frozen=True):
     """The answer to a heartbeat."""
 

@@ -18,8 +18,6 @@ SOCKET_NAME = "rounds"
 SPARE_VARIABLE = "EVERSTEP_SPARE"
 """Set in the environment of a spare."""
 LARGEST_PACKET = 1 << 18
-FINISH_S = 1.0
-"""How long a worker may take to end its iteration when a round ends that has lost no rank. It trains meanwhile."""
 LEAVE_S = 2.0
 """How long a worker may take to leave a round that is over. After that the agent kills it."""
 
@@ -38,10 +36,12 @@ class Rehearsed(msgspec.Struct, frozen=True, tag=True):
     """Since its script was entered."""
     problem: str = ""
     """Why the rehearsal ended before an iteration was done; empty: it was done."""
+    state_bytes: int = 0
+    """How large a slot for the script's state is; 0: not known, or each rank has its own part."""
 
 
 class LastIteration(msgspec.Struct, frozen=True, tag=True):
-    """From the agent: leave the round when this iteration is done. Answer: Left. If none comes within FINISH_S,
+    """From the agent: leave the round when this iteration is done. Answer: Left. If none comes in time,
     RoundEnded follows."""
 
     round: int

@@ -103,7 +103,8 @@ def main(job: everstep.Context) -> None:
     model = job.keep(build_model, options.model, data.vocab_size, options.seed, data.eod)
     model.to(job.device)  # pyright: ignore[reportArgumentType] (transformers' signature hides torch's)
     network = job.keep(torch.compile, model) if options.compile else model
-    replica = DistributedDataParallel(network) if torch.distributed.is_initialized() else network
+    # Without init_sync: all ranks have built the same model, and rank 0 need not send it to them in each round.
+    replica = DistributedDataParallel(network, init_sync=False) if torch.distributed.is_initialized() else network
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1)
     batches = everstep.batches(
         options.dataset,

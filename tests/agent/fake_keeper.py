@@ -48,6 +48,9 @@ class FakeKeeper:
         self.path.write_bytes(bytes(capacity))
         return Segment(str(self.path), 1, capacity)
 
+    def reserve(self, capacity: int) -> None:
+        self.announce(0, capacity)
+
     def acquire(self, local_rank: int, iteration: int) -> Slot:
         return Slot(0, 0, 0.25)
 

@@ -33,7 +33,14 @@ class Node:
         self.started: list[tuple[int, Mapping[str, str]]] = []
         self._answers, self._warms, self._numbers = list(answers), warms, 0
         self.seat: Seat | None = None
-        self.keeper = SpareKeeper(SETTINGS, folder, self, self._ask, lambda: self.seat, lambda seat: False)
+        self.reserved: list[int] = []
+        self.keeper = SpareKeeper(
+            SETTINGS, folder, self, self._ask, lambda: self.seat, lambda seat: False, self._reserve
+        )
+
+    async def _reserve(self, size: int) -> None:
+        self.reserved.append(size)
+        raise RuntimeError("no room")
 
     async def _ask(self) -> Training:
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
@@ -44,7 +51,7 @@ class Node:
         self.started.append((local_rank, environment))
         self.spares.add(self._numbers, Spare(local_rank, environment, command, Pipe(lambda lines: None)))
         if self._warms:
-            self.spares.note_rehearsed(self._numbers, Rehearsed(0.1))
+            self.spares.note_rehearsed(self._numbers, Rehearsed(0.1, state_bytes=77))
         else:
             self.spares.bury(self._numbers, 1, 0.0)
 
@@ -71,6 +78,7 @@ def test_a_node_that_comes_while_a_round_trains_joins_when_each_of_its_workers_i
         environment = node.started[0][1]
         assert (environment["WORLD_SIZE"], environment[SPARE_VARIABLE]) == ("4", "1")
         assert "MASTER_PORT" not in environment
+        assert node.reserved == [77]
 
     run(story)
 
@@ -114,5 +122,6 @@ def test_a_node_that_waits_for_a_seat_keeps_a_spare_for_each_worker_while_others
         await asyncio.sleep(0.02)
         keeping.cancel()
         assert len(node.started) == 2
+        assert node.reserved == [77]
 
     run(story)

@@ -11,11 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from everstep.runtime.agent import workers
+from everstep.runtime.agent import survivors
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.workers import Seated, WorkerEnd, Workers, WorkerSpec
+from everstep.runtime.protocol.messages import FINISH_S
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME, SPARE_VARIABLE
 from everstep.runtime.protocol.worker_link import AGENT_VARIABLE
 
@@ -149,7 +150,7 @@ def test_a_worker_that_leaves_its_round_after_its_iteration_is_not_told_again(tm
         async with node(tmp_path, LEAVES) as worker_node:
             worker_node.start(1)
             await worker_node.wait_for("[1] round 1")
-            await worker_node.workers.end_iteration(1)
+            await worker_node.workers.end_iteration(1, 0.1)
             worker_node.workers.end_round(1)
             assert await worker_node.workers.wait_until_free() == []
             assert worker_node.start(2) == ([0], [])
@@ -158,17 +159,19 @@ def test_a_worker_that_leaves_its_round_after_its_iteration_is_not_told_again(tm
     asyncio.run(story())
 
 
+@pytest.mark.parametrize("pace_s", [0.0, 0.02, FINISH_S])
 def test_a_worker_whose_iteration_lasts_too_long_leaves_its_round_within_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pace_s: float
 ) -> None:
-    monkeypatch.setattr(workers, "FINISH_S", 0.05)
-    script = LEAVES.replace("while", "assert isinstance(link.receive()[0], LastIteration)\nwhile")
+    monkeypatch.setattr(survivors, "_LATE_S", 0.0)
+    told = "assert isinstance(link.receive()[0], LastIteration)\n" if 0 < 2 * pace_s <= FINISH_S else ""
+    script = LEAVES.replace("while", f"{told}while")
 
     async def story() -> None:
         async with node(tmp_path, script) as worker_node:
             worker_node.start(1)
             await worker_node.wait_for("[1] round 1")
-            await worker_node.workers.end_iteration(1)
+            await worker_node.workers.end_iteration(1, pace_s)
             worker_node.workers.end_round(1)
             assert await worker_node.workers.wait_until_free() == []
             assert worker_node.start(2) == ([0], [])

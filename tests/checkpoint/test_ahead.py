@@ -51,6 +51,7 @@ def test_a_restarted_worker_maps_its_start_when_it_greets_and_loads_from_there(
     monkeypatch.setattr(SegmentFile, "open", lambda path: opened.append(path))
     assert Checkpointer(live, keeper=link, ahead=ahead).load(live) == 7
     assert same(live, saved_state)
+    assert map_segment_ahead(node.link(2), ahead) is ahead, "a survivor's mapping"
     assert opened == []
 
 

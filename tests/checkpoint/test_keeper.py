@@ -185,6 +185,14 @@ def test_the_interval_decides_what_is_persisted(make_node: Any, make_state: Any,
     assert [entry.key for entry in store.list("jobs/")] == keys
 
 
+def test_memory_that_was_reserved_before_the_first_round_is_the_workers(node: Any) -> None:
+    node.keeper.reserve(100)
+    node.begin(1)
+    segment = node.keeper.announce(0, 100)
+    assert SegmentFile.open(Path(segment.path)).ready_slots == segment.slots
+    assert node.keeper.try_acquire(0, 1) is not None
+
+
 def test_each_iteration_is_wanted_of_a_state_that_all_ranks_have_alone(node: Any) -> None:
     node.begin(1, world_size=2)
     segments = [SegmentFile.open(Path(node.keeper.announce(rank, 100, is_sharded=rank > 0).path)) for rank in (0, 1)]

@@ -51,5 +51,6 @@ def main(job: everstep.Context) -> None:
 if __name__ == "__main__":
     os.environ.update(RANK="1", WORLD_SIZE="4", LOCAL_RANK="0", EVERSTEP_STORE=f"{sys.argv[2]}.store")
     rehearsed = rehearse(main, 0, KeptValues())
-    Path(sys.argv[2]).write_text(repr((rehearsed.problem, steps, Path(f"{sys.argv[2]}.store").exists())))
+    has_size = rehearsed.state_bytes > 0
+    Path(sys.argv[2]).write_text(repr((rehearsed.problem, steps, Path(f"{sys.argv[2]}.store").exists(), has_size)))
     os._exit(0)

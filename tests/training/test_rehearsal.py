@@ -16,4 +16,4 @@ def test_a_rehearsal_ends_after_an_iteration_and_leaves_nothing(
     out = tmp_path / "out"
     number = forks.start([str(SCRIPT), kind, str(out)], {}, tmp_path / "err")
     assert forks.wait(number) == 0, (tmp_path / "err").read_text()
-    assert out.read_text() == repr(("", iterations, False))
+    assert out.read_text() == repr(("", iterations, False, kind == "ddp"))

@@ -11,11 +11,17 @@ from typing import Any
 import torch
 
 from everstep.runtime import faults
-from everstep.runtime.checkpoint.errors import DamagedError, PassedOverError, RestoreError, SegmentError
+from everstep.runtime.checkpoint.errors import (
+    DamagedError,
+    PassedOverError,
+    RestoreError,
+    SegmentError,
+    StateError,
+)
 from everstep.runtime.checkpoint.shard.copy_to_slot import Stager
 from everstep.runtime.checkpoint.shard.device_copies import DeviceCopies
 from everstep.runtime.checkpoint.shard.fetch import read, read_bytes
-from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
+from everstep.runtime.checkpoint.shard.layout import Layout, json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.shard.reshard import Sources, reshard
 from everstep.runtime.checkpoint.shard.restore import has_same_parts, load_shard, open_local_shard
 from everstep.runtime.checkpoint.shard.segment import Beacon, SegmentFile
@@ -83,6 +89,8 @@ class Checkpointer:
         """How long the copies took of the save that ended with the last `save`."""
         self.restored = 0
         """The iteration that `load` restored; 0: none."""
+        self.slot_bytes = 0
+        """Without a keeper: how large a slot for the state would be; 0: each rank has its own part of it."""
         alone = keeper if isinstance(keeper, StandaloneKeeper) else None
         link = keeper if not isinstance(keeper, StandaloneKeeper) else None
         self._link, self._alone, self._ahead, self._clock = link, alone, ahead, clock
@@ -111,6 +119,9 @@ class Checkpointer:
             self._announce(tree, _encode_values(0, tree))
         elif alone is not None and self._sharded:
             alone.join(rank, world_size())
+        elif alone is None and not self._sharded:
+            with suppress(StateError):  # Nothing is staged here.
+                self.slot_bytes = _plan(tree, _encode_values(0, tree)).size
 
     @pause_gc()
     def load(self, state: dict[str, Any]) -> int:
@@ -178,6 +189,11 @@ class Checkpointer:
         self._finish_overlapped()
         return self._link.ask(Flush(iteration), Done).detail
 
+    @property
+    def segment(self) -> SegmentFile | None:
+        """The shared memory that this rank stages into."""
+        return self._segment
+
     def close(self) -> None:
         """Wait for the copies that still run; afterwards nothing writes a slot."""
         if self._overlapped is not None:
@@ -234,7 +250,7 @@ class Checkpointer:
         assert self._link is not None
         capacity = 0
         if self._stages:
-            self._stager = Stager(plan_layout(tree.tensors, state_capacity(text), tree.parts()), tree)
+            self._stager = Stager(_plan(tree, text), tree)
             capacity = self._stager.layout.size
             self.close()
             self._overlapped = OverlappedSaves(self._copies) if self._copies else None
@@ -296,16 +312,25 @@ class Checkpointer:
         self._commit_link.ask(stage, Done)
 
 
-def map_segment_ahead(link: Link | None) -> SegmentFile | None:
+def map_segment_ahead(link: Link | None, mapped: SegmentFile | None = None) -> SegmentFile | None:
     """Map the segment of the shard that this worker will start from, if the agent names it in its greeting. The pages
-    are mapped while the worker builds its model."""
+    are mapped while the worker builds its model.
+
+    `mapped`: the segment of the round before, whose pages are mapped already."""
     if link is None or not link.welcome.path:
         return None
+    path = Path(link.welcome.path)
+    if mapped is not None and mapped.path == path and mapped.is_current():
+        return mapped
     with suppress(SegmentError):
-        segment = SegmentFile.open(Path(link.welcome.path))
+        segment = SegmentFile.open(path)
         segment.populate(link.welcome.offset, link.welcome.size)
         return segment
     return None
+
+
+def _plan(tree: FlatState, text: bytes) -> Layout:
+    return plan_layout(tree.tensors, state_capacity(text), tree.parts())
 
 
 def _encode_values(iteration: int, tree: FlatState) -> bytes:
