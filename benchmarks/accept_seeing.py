@@ -72,6 +72,9 @@ PROVEN = {
         "tests/report/test_browser.py::planted"
     ],
     "the page: a hundred nodes": ["tests/report/test_browser.py::hundred"],
+    "the page: when each checkpoint was in memory and in the store, and from which tier each round restored it": [
+        "tests/report/test_restores.py"
+    ],
     "report of what a store has, without its run folder": ["tests/report/test_report_verb.py::store"],
     "timeline of the last iterations as a Chrome trace": ["tests/watch/test_timeline.py"],
     "slow ranks: named from how long each waits for the others, with its slow part": [
