@@ -72,6 +72,9 @@ PROVEN = {
         "tests/report/test_browser.py::planted"
     ],
     "the page: a hundred nodes": ["tests/report/test_browser.py::hundred"],
+    "the page: when each checkpoint was in memory and in the store, and from which tier each round restored it": [
+        "tests/report/test_restores.py"
+    ],
     "report of what a store has, without its run folder": ["tests/report/test_report_verb.py::store"],
     "timeline of the last iterations as a Chrome trace": ["tests/watch/test_timeline.py"],
     "slow ranks: named from how long each waits for the others, with its slow part": [
@@ -119,8 +122,8 @@ PROVEN = {
 def lines(options: argparse.Namespace) -> Iterator[Line]:
     """The selected lines: the measurement first."""
     if is_asked(OVERHEAD, options.words):
-        overhead = watching.overhead(15)
-        yield Line(OVERHEAD, "<= 0.5 %", str(overhead), overhead.share <= watching.BUDGET)
+        overhead = watching.overhead()
+        yield Line(OVERHEAD, "<= 0.5 %", str(overhead), overhead.holds)
     if is_asked(SCALE, options.words):
         cost = report.measure()
         yield Line(SCALE, "<= 10 s, 500 MiB, 5 MiB", str(cost), cost.holds)
