@@ -1,108 +1,21 @@
 """`python -m everstep.runtime.agent`: one node of a job.
 
+Its fork server starts first, and imports what the script imports while the agent imports the rest of itself.
 Exit codes: 0 left when the master said so, 2 bad input, 75 lost its master.
 """
 
 import asyncio
-import logging
 import os
-import random
-import signal
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from urllib.parse import urlsplit
 
-from everstep.runtime import faults
-from everstep.runtime.agent.agent import Agent
-from everstep.runtime.agent.checked_start import run_checked
-from everstep.runtime.agent.dependencies import Dependencies, Ending
-from everstep.runtime.agent.output import NodeLog
+from everstep.runtime.agent.forkserver_process import ForkServerProcess, start_fork_server
 from everstep.runtime.agent.script import Kind, split_command
 from everstep.runtime.agent.settings import Settings, settings_of
-from everstep.runtime.checkpoint.node.core.options import KeeperOptions
-from everstep.runtime.checkpoint.node.keeper import Keeper
-from everstep.runtime.checkpoint.stored.reports import leave_report
-from everstep.runtime.diagnosis.admission import node_check_port
-from everstep.runtime.diagnosis.admission_client import AdmissionClient
-from everstep.runtime.diagnosis.errors import NoQuorumError
-from everstep.runtime.diagnosis.switchbox import SwitchboxError
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.journal.journal import find_master
-from everstep.runtime.net.tls import Credentials, credentials_of
-from everstep.runtime.protocol.holdings import Holding, Refusal
-from everstep.runtime.protocol.messages import Evidence
-from everstep.runtime.store import Store, StoreError, open_store
+from everstep.runtime.store import StoreError, open_store
 from everstep.runtime.store.code import fetch_code, is_code_address
-
-
-async def _run(settings: Settings, persist_interval: int) -> int:
-    store = open_store(settings.store, bytes_per_s=settings.persist_bytes_per_s)
-    credentials = credentials_of(settings.token, settings.job, tls=settings.tls)
-
-    def make_keeper(
-        on_persisted: Callable[[Holding], None],
-        on_unrestored: Callable[[tuple[Refusal, ...]], None],
-        on_evidence: Callable[[Evidence], None],
-    ) -> Keeper:
-        options = KeeperOptions(
-            job=settings.job,
-            node=settings.node,
-            persist_interval=persist_interval,
-            overhead=settings.checkpoint_overhead,
-            workers=settings.slots,
-            persists=settings.persists,
-        )
-        return Keeper(options, store, credentials, on_persisted, on_unrestored, on_evidence=on_evidence)
-
-    logging.basicConfig(level=logging.WARNING, format=f"agent {settings.node}: %(message)s")
-
-    def say(text: str) -> None:
-        print(f"agent {settings.node}: {text}", file=sys.stderr, flush=True)
-
-    dependencies = Dependencies(
-        credentials=credentials,
-        make_keeper=make_keeper,
-        find_master=lambda: find_master(store, settings.job),
-        make_outputs=lambda folder: NodeLog(1, folder),
-        keep_log=lambda name, data: store.put(f"jobs/{settings.job}/logs/{settings.node}/{name}", data),
-        leave_report=partial(leave_report, store),
-        say=say,
-        note=say,
-    )
-    agent = Agent(settings, dependencies, random.Random())
-    loop = asyncio.get_running_loop()
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(signum, agent.leave, signum)
-    faults.point("agent.start")
-    return (await _run_with_check(agent, settings, credentials, store, say)).code
-
-
-async def _run_with_check(
-    agent: Agent, settings: Settings, credentials: Credentials, store: Store, say: Callable[[str], None]
-) -> Ending:
-    """Run the agent, after a check of this node if the settings ask for one."""
-    if settings.unfit is None:
-        return await agent.run()
-
-    async def where() -> tuple[str, int]:
-        master = await asyncio.to_thread(find_master, store, settings.job)
-        host, _, port = (master.address if master else urlsplit(settings.master).netloc).rpartition(":")
-        return host.strip("[]"), node_check_port(int(port))
-
-    patience_s, box = settings.connect_s, settings.box
-    client = AdmissionClient(settings.node, settings.host, settings.address, credentials, where, patience_s, box)
-    try:
-        ending = await run_checked(agent, client, settings.unfit, say)
-    except NoQuorumError as error:
-        ending = Ending(ExitCode.TRY_AGAIN, str(error))
-    except SwitchboxError as error:
-        ending = Ending(ExitCode.BAD_INPUT, str(error))
-    if not agent.status.seat:
-        say(ending.reason)
-    return ending
 
 
 def _with_code_here(settings: Settings) -> Settings:
@@ -119,6 +32,13 @@ def _with_code_here(settings: Settings) -> Settings:
     return replace(settings, command=[str(script), *arguments])
 
 
+def _start_early(settings: Settings) -> ForkServerProcess | None:
+    """None where it would disturb: a check of this node before it joins measures how fast it is."""
+    if settings.plain or settings.unfit is not None:
+        return None
+    return start_fork_server(settings.command, settings.preload)
+
+
 def main() -> None:
     """Run one agent to its end."""
     try:
@@ -130,7 +50,10 @@ def main() -> None:
         sys.exit(ExitCode.BAD_INPUT)
     os.environ["EVERSTEP_NODE"] = settings.node  # This and EVERSTEP_JOB identify the node's processes.
     try:
-        code = asyncio.run(_run(settings, persist_interval))
+        fork_server = _start_early(settings)
+        from everstep.runtime.agent.node_process import run
+
+        code = asyncio.run(run(settings, persist_interval, fork_server))
     except Exception:  # noqa: BLE001 - the outermost edge of the process
         traceback.print_exc()
         code = ExitCode.TRY_AGAIN

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from everstep.runtime.agent.client import JobEnd
+from everstep.runtime.agent.forkserver_process import ForkServerProcess
 from everstep.runtime.agent.output import Outputs
 from everstep.runtime.agent.workers import WorkerEnd
 from everstep.runtime.net.tls import Credentials
@@ -42,6 +43,8 @@ class Dependencies:
     """Called with a new seat and the seconds it took to get it."""
     on_start: Callable[[int, int], None] = lambda local_rank, pid: None
     """Called with the local rank and process id of a started worker."""
+    fork_server: ForkServerProcess | None = None
+    """One that was started for the script already."""
 
 
 @dataclass

@@ -8,18 +8,16 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
+from everstep.runtime.agent.forkserver_process import ForkServerProcess
 from everstep.runtime.system.processes import wait_for_end
 
 LARGEST_PACKET = 1 << 18
-_NOT_FOR_WORKERS = ("EVERSTEP_JOB_TOKEN",)
 
 
 class Spawn(msgspec.Struct, frozen=True, tag=True):
@@ -87,16 +85,12 @@ class ForkServer:
 
     def __init__(
         self,
-        command: Sequence[str],
-        preload: Sequence[str],
+        server: ForkServerProcess,
         on_fork: Callable[[Forked], None],
         on_exit: Callable[[Exited], None],
         on_lost: Callable[[], None],
-        *,
-        plain: bool = False,
-        python: str = sys.executable,
     ) -> None:
-        """Start the fork server. `plain`: preload nothing, start every worker by exec of `python`."""
+        """Take over its process, which may preload still."""
         self._loop = asyncio.get_running_loop()
         self._on_fork = on_fork
         self._on_exit = on_exit
@@ -109,18 +103,7 @@ class ForkServer:
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
         """Raises ForkServerLost if the fork server ended first."""
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_WORKERS}
-        flags = [f"--socket={theirs.fileno()}", *(f"--preload={name}" for name in preload)]
-        flags += ["--plain", f"--python={python}"] if plain else []
-        self._process = subprocess.Popen(
-            # -u: output of forked workers is not buffered, as under torchrun.
-            [sys.executable, "-u", "-m", "everstep.runtime.agent.forkserver", *flags, "--", *command],
-            env=environment,
-            pass_fds=[theirs.fileno()],
-        )
-        theirs.close()
-        self._socket.setblocking(False)
+        self._process, self._socket = server
         self._loop.add_reader(self._socket, self._on_readable)
         self.alive = True
         self._burial: asyncio.Task[None] | None = None

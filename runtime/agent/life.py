@@ -84,7 +84,7 @@ class AgentLifecycle:
         self._oom = OomCounter(own_counter_path())
         self._workers = Workers(
             settings.command, settings.preload, self._events.put, settings.python, dependencies.on_start,
-            dependencies.note, has_devices=bool(machine_devices(os.environ)),
+            dependencies.note, has_devices=bool(machine_devices(os.environ)), first_server=dependencies.fork_server,
         )  # fmt: skip
         self._reports = KeeperReports(
             settings.node, client, self._background, lambda: self._link.seat, self._run_in_thread, dependencies

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from everstep.runtime.agent.forkserver_client import Exited, Forked, ForkServer, ForkServerLost, Spawn
+from everstep.runtime.agent.forkserver_process import ForkServerProcess, start_fork_server
 from everstep.runtime.agent.output import LAST_WORDS, Output, Pipe
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.spares import Spare, Spares
@@ -87,14 +88,17 @@ class Workers:
         on_start: Callable[[int, int], None] = lambda local_rank, pid: None,
         note: Callable[[str], None] = lambda line: None,
         has_devices: bool = False,
+        first_server: ForkServerProcess | None = None,
     ) -> None:
         """`python` runs the script where forking is unsafe; `on_start` gets each worker's local rank and pid; `note`
-        gets lines for the log. `has_devices`: devices may write memory until a worker's memory is freed."""
+        gets lines for the log. `has_devices`: devices may write memory until a worker's memory is freed.
+        `first_server`: was started for this command and preloads; None: nothing was started yet."""
         self._command = tuple(command)
         self._preload = preload
         self._on_end = on_end
         self._python = python
         self._on_start = on_start
+        self._first_server = first_server
         self._server: ForkServer | None = None
         self._running: dict[int, _Worker] = {}
         self._dying: dict[int, _Worker] = {}
@@ -312,20 +316,16 @@ class Workers:
     async def close(self) -> None:
         """End the fork server and the remaining workers."""
         self._survivors.close()
+        if self._first_server is not None:
+            self._server = self._start_server(plain=False)
         if self._server is not None and self._server.alive:
             await self._server.close()
         self._on_lost()
 
     def _start_server(self, plain: bool) -> ForkServer:
-        return ForkServer(
-            self._command,
-            self._preload,
-            self._on_forked,
-            self._on_exited,
-            self._on_lost,
-            plain=plain,
-            python=self._python,
-        )
+        process, self._first_server = self._first_server, None
+        process = process or start_fork_server(self._command, self._preload, plain=plain, python=self._python)
+        return ForkServer(process, self._on_forked, self._on_exited, self._on_lost)
 
     def _life_line(self, number: int) -> str:
         return str(self._folder / f"life-{number}") if self._folder else ""

@@ -1,7 +1,7 @@
 """Control groups that a fault makes: processes enter them, and nothing is left of them."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,6 +44,16 @@ def remove_abandoned() -> None:
 def enter(group: Path, pid: int) -> None:
     """The process, and those it will start, belong to the group. Raises OSError."""
     (group / "cgroup.procs").write_text(str(pid))
+
+
+def enter_all(group: Path, processes: Callable[[], list[psutil.Process]], homes: dict[int, Path]) -> None:
+    """These processes enter the group; `homes` gets the groups in which they were, by pid. Raises OSError."""
+    for _ in range(2):  # One may be forked before its parent has entered.
+        for process in processes():
+            with suppress(ProcessLookupError, FileNotFoundError):  # It has ended.
+                if (home := group_of(process.pid, group.parent)) != group:
+                    homes[process.pid] = home
+                    enter(group, process.pid)
 
 
 def group_of(pid: int, root: Path) -> Path:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -71,14 +72,13 @@ class MachineInjector:
                 return ""
 
     async def prepare(self, kind: Kind) -> None:
-        """For NETWORK, each node enters a control group of its own before it makes a socket."""
+        """For NETWORK, each node enters a control group of its own before its workers make a socket."""
         groups.remove_abandoned()
         while kind is Kind.NETWORK:
             for entry in self._nodes():
                 if entry.uid not in self._groups:
                     self._groups[entry.uid] = group = groups.make_group(entry.uid)
-                    self._homes[entry.pid] = groups.group_of(entry.pid, group.parent)
-                    groups.enter(group, entry.pid)
+                    groups.enter_all(group, partial(victims.agent_and_below, entry.pid), self._homes)
             await asyncio.sleep(0.01)
 
     async def inject(self, fault: Fault) -> FiredFault:

@@ -7,7 +7,7 @@ also what is written later). Nobody else's reads and writes are slower.
 import errno
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -38,14 +38,9 @@ def slow(folder: Path, name: str, processes: Callable[[], list[psutil.Process]])
     """
     group, homes = _make_group(_device(folder), name), dict[int, Path]()
     try:
-        for _ in range(2):  # One may be forked before its parent has entered.
-            for process in processes():
-                with suppress(ProcessLookupError, FileNotFoundError):  # It has ended.
-                    homes.setdefault(process.pid, groups.group_of(process.pid, group.parent))
-                    groups.enter(group, process.pid)
+        groups.enter_all(group, processes, homes)
         yield group
     finally:
-        homes = {pid: home for pid, home in homes.items() if home != group}
         groups.remove(group, homes)
 
 

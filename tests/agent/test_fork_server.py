@@ -17,6 +17,7 @@ import pytest
 
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
 from everstep.runtime.agent.forkserver import signal_group
+from everstep.runtime.agent.forkserver_process import ForkServerProcess, start_fork_server
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.preload import import_turn
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
@@ -43,13 +44,14 @@ def run_worker(
     python: str = "",
     own: Sequence[str] = (),
     cpus: Sequence[int] = (),
+    first_server: ForkServerProcess | None = None,
 ) -> Ran:
     """Start one worker through a fork server and wait for its end; `own`: the worker's own command."""
     log = os.open(folder / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
 
     async def story() -> tuple[WorkerEnd, tuple[str, ...]]:
         ends: asyncio.Queue[WorkerEnd] = asyncio.Queue()
-        workers = Workers(command, preload, ends.put_nowait, python or sys.executable)
+        workers = Workers(command, preload, ends.put_nowait, python or sys.executable, first_server=first_server)
         try:
             async with asyncio.timeout(DEADLINE_S):
                 error_message = await workers.wait_until_ready(plain)
@@ -70,6 +72,31 @@ def write(folder: Path, name: str, text: str) -> str:
     """A script."""
     (folder / name).write_text(text)
     return str(folder / name)
+
+
+@pytest.mark.parametrize("is_ready", [False, True], ids=["that still preloads", "that is ready"])
+def test_workers_are_forked_by_a_server_that_was_started_before_its_agent(tmp_path: Path, is_ready: bool) -> None:
+    script = write(tmp_path, "train.py", "import os\nprint(os.getppid())\n")
+    server = start_fork_server([script], [])
+    if is_ready:
+        assert select.select([server.socket], [], [], DEADLINE_S)[0]
+    assert run_worker(tmp_path, [script], first_server=server).output == f"[0] {server.process.pid}\n"
+    assert server.process.returncode in (0, -signal.SIGKILL)
+
+
+def test_a_server_that_no_worker_needed_is_ended(tmp_path: Path) -> None:
+    server = start_fork_server([write(tmp_path, "train.py", "")], [])
+
+    async def story() -> None:
+        await Workers([], [], lambda _: None, first_server=server).close()
+
+    asyncio.run(story())
+    assert server.process.returncode in (0, -signal.SIGKILL)
+
+
+def test_an_agent_needs_little_before_it_starts_its_fork_server() -> None:
+    code = "import sys, everstep.runtime.agent.__main__; print({'aiohttp', 'torch'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout == "set()\n"
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["forked", "by exec"])
