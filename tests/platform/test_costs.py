@@ -33,8 +33,9 @@ def test_the_page_tells_of_several_runs_the_median_and_the_worst(tmp_path: Path)
     for number, (seconds, lost_iterations, load) in enumerate([(1.2, 0, 12.2), (9.0, 7, 9.4), (1.5, 1, 30)]):
         files.append(tmp_path / f"{number}.xml")
         files[-1].write_text(JUNIT.format(seconds=seconds, lost=lost_iterations, load=load))
-    assert page(read_costs(files), ["2026-11-25"], 2).splitlines()[-1] == "| a pod is deleted | 1.5, 9.0 | 1, 7 | 3 | 9 to 30 |"
-    assert page(read_costs(files[:1]), ["2026-11-25"], 2).splitlines()[-1] == "| a pod is deleted | 1.2 | 0 | 1 | 12 |"
+    days = ["2026-11-25"]
+    assert page(read_costs(files), days, 2).splitlines()[-1] == "| a pod is deleted | 1.5, 9.0 | 1, 7 | 3 | 9 to 30 |"
+    assert page(read_costs(files[:1]), days, 2).splitlines()[-1] == "| a pod is deleted | 1.2 | 0 | 1 | 12 |"
 
 
 def test_the_docs_have_a_line_for_each_fault() -> None:
