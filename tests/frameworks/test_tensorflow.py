@@ -122,8 +122,9 @@ def test_a_node_that_runs_out_of_memory_comes_back_with_twice_as_much(
     trained: Start, python: Path, tmp_path: Path, role: str
 ) -> None:
     mark, folder = tmp_path / "grew", tmp_path / "checkpoints"
-    grows = [str(python), str(Path(__file__).with_name("oom_once.py")), str(mark), str(folder), "1900"]
-    commands = {role: [*grows, *command(python, folder)[1:]]}
+    once = [str(python), str(Path(__file__).with_name("oom_once.py")), str(mark), str(folder)]
+    mib_by_role = {"chief": 0, role: 1900}
+    commands = {name: [*once, str(mib), *command(python, folder)[1:]] for name, mib in mib_by_role.items()}
     with memory_group(9 << 30) as group:
         step, folder = train(trained, python, tmp_path, spec_of({role: TWO_GIB}), commands=commands, group=group)
         assert step.finish() == 0, step.last_words()
