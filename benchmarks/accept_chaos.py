@@ -1,8 +1,8 @@
 """`make accept-chaos`: faults injected for real and in virtual time: wanted, measured, holds or not.
 
-Words on the command line select lines. Left out: faults on a real cluster (`make accept-cluster`; the
-drill there: `make test-cluster CLUSTER="tests/cluster/test_argo.py -k drill"`), and ChaosBlade's operator, whose resources
-are compared with its schema here.
+Words on the command line select lines. Left out: faults on a real cluster (`make accept-cluster`; the drill there is
+`make test-cluster CLUSTER="tests/cluster/test_argo.py -k drill"`), and ChaosBlade's operator, whose resources are
+compared with its schema here.
 """
 
 import argparse

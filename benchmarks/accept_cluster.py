@@ -96,6 +96,7 @@ MACHINES = {
     "with Argo: stop, terminate, deletion, deadline: the newest state is in the store before the pods end": [
         "test_argo.py::over_for_good",
     ],
+    "with Argo: a job of each kind that `everstep convert` knows, as a pipeline, in pods": ["test_conversions.py"],
     "Kueue itself: quota for two admits none of three, the minimum whole, an extra gives way": ["test_kueue.py"],
     "rights: the train step's account reads no Secret": ["test_rights.py", "test_pods.py::only_the_workflow"],
 }

@@ -136,7 +136,6 @@ PROVEN = {**DATA, **FORMATS, **TRAINERS, **STEPS, **OTHERS}
 NOT_BUILT = (
     "TorchTune's recipes as they stand: not tried, as they begin from files of weights; their parts are above",
     "verl's trainers as they stand: not tried, as Ray starts their processes; their parts are above",
-    "convert: each seed's job on the two-node cluster",
 )
 MANY = 10**6
 

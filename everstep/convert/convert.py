@@ -1,6 +1,7 @@
 """`convert`: from a manifest's text to the train step's arguments, and what has no counterpart there."""
 
 import json
+import posixpath
 import re
 import shlex
 from dataclasses import dataclass, replace
@@ -102,6 +103,8 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
         raise fields.wrong(f"two of its roles are called {twice[0]}; give each a name of its own", "spec")
     commands = {role.name: role.pod.command for role in roles}
     script = _take_launch(roles[0], arguments, file, notes) if len(set(commands.values())) == 1 else None
+    if script is not None and (folder := roles[0].pod.container.get("workingDir")):
+        arguments["script"] = posixpath.join(folder, script)  # The step begins in its image's folder.
     if script is None:
         each = {name: shlex.join(command) for name, command in commands.items()}
         arguments |= {"script": COMMAND, "script_args": shlex.quote(json.dumps(each, ensure_ascii=False))}

@@ -24,7 +24,6 @@ TITLE = "workflows.argoproj.io/title"
 INSTANCE = "workflows.argoproj.io/controller-instanceid"
 OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """The end of the name of an object of Kubernetes (a DNS subdomain)."""
-WORKING_FOLDER = "/tmp"
 """Where a step may write without being root."""
 OWN_POD = {"name": "EVERSTEP_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
 """Variable: by it a train step knows that its nodes are to be pods like its own."""
@@ -149,7 +148,6 @@ def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: s
         )
     for container in own:
         container["image"] = options.image
-        container.setdefault("workingDir", WORKING_FOLDER)
         credentials = _credential_variables(options.store_secret) if options.store_secret else ()
         container["env"] = [*container.get("env", ()), dict(OWN_POD), *credentials]
     for template in templates:

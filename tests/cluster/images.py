@@ -37,6 +37,7 @@ class Image:
     folders: Sequence[str] = ()
     command: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    working_folder: str = "/"
 
 
 def of_the_cluster() -> list[Image]:
@@ -46,7 +47,7 @@ def of_the_cluster() -> list[Image]:
     busybox = Path(shutil.which("busybox") or "busybox")
     return [
         Image(PAUSE, {"bin/busybox": busybox}, command=["/bin/busybox", "sleep", "infinity"]),
-        Image(HOST, folders=["usr", "etc", "tmp", "var/tmp", "run"], environment=variables),
+        Image(HOST, folders=["usr", "etc", "tmp", "var/tmp", "run"], environment=variables, working_folder="/tmp"),
     ]
 
 
@@ -93,7 +94,10 @@ def _write(path: Path, image: Image) -> None:
     layer = _layer(image)
     config = {
         "architecture": "amd64", "os": "linux", "rootfs": {"type": "layers", "diff_ids": [_digest(layer)]},
-        "config": {"Cmd": list(image.command), "Env": [f"{key}={value}" for key, value in image.environment.items()]},
+        "config": {
+            "Cmd": list(image.command), "Env": [f"{key}={value}" for key, value in image.environment.items()],
+            "WorkingDir": image.working_folder,
+        },
     }  # fmt: skip
     config_bytes = json.dumps(config).encode()
     manifest = json.dumps({

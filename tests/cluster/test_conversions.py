@@ -1,26 +1,41 @@
 """Each kind of job of other systems, converted to a pipeline, runs in pods, with stand-ins in its image."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.cluster import argo, images, node
+from everstep.runtime.platform.kubernetes.pods import NODE
+from tests.cluster import argo, images, node, volcano
 from tests.cluster.commands import everstep, run_python
 from tests.cluster.layout import NAMESPACE, NODES
 from tests.cluster.lifecycle import Cluster
 from tests.cluster.namespace import SERVICE_ACCOUNT, STORE_SECRET
 from tests.cluster.plane import BUCKET
 from tests.convert.stand_ins import RANKS, SCRIPT, SCRIPTS, SMALL, ranks_in, smaller
+from tests.golang import NoGoError
 
+FOLDER = "/jobs"
+"""The image's own, in which its containers begin."""
 IMAGE = "docker.io/everstep-tests/jobs:1"
+IF_NOT_PRESENT = {"imagePullPolicy: Always": "imagePullPolicy: IfNotPresent"}
 ON_THE_CLUSTER: Mapping[str, Mapping[str, str]] = {
-    "ai_training_job": {"imagePullPolicy: Always": "imagePullPolicy: IfNotPresent"},
-    "pytorch_job": {"imagePullPolicy: Always": "imagePullPolicy: IfNotPresent"},
-}
-"""What of each its nodes do not have."""
+    "ai_training_job": {
+        **IF_NOT_PRESENT, "schedulerName: volcano": "schedulerName: default-scheduler",
+        "\"baidu.com/v100_32g_cgpu\": \"1\"": "memory: 1Gi",
+    },
+    "elastic_job": {
+        **IF_NOT_PRESENT, ", metax-tech.com/gpu: 8": "", "schedulerName: koord-scheduler": "",
+        "annotations:\n            gang.scheduling.koordinator.sh/name: fine-tuning-gang": "labels: {team: tuning}",
+    },
+    "pytorch_job": {
+        **IF_NOT_PRESENT, "{gpu: a100}": "{kubernetes.io/os: linux}",
+        "persistentVolumeClaim: {claimName: imagenet}": "emptyDir: {}",
+    },
+}  # fmt: skip
+"""What of each this cluster does not have."""
 
 pytestmark = pytest.mark.usefixtures("controller")
 
@@ -30,17 +45,35 @@ def image(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Every node has it: the scripts of all jobs, and what they are started by."""
     folder = tmp_path_factory.mktemp("image")
     (host,) = (image for image in images.of_the_cluster() if image.name == images.HOST)
-    programs = dict.fromkeys(SCRIPTS, SCRIPT) | {"programs/horovodrun": "#!/bin/sh\nexec python /bench.py\n"}
+    programs = {f"{FOLDER[1:]}/{name}": SCRIPT for name in SCRIPTS}
+    programs["programs/horovodrun"] = "#!/bin/sh\nexec python bench.py\n"
     files = {}
     for name, text in programs.items():
         files[name] = folder / Path(name).name
         files[name].write_text(text)
-    variables = {**host.environment, "PATH": f"/programs:{host.environment['PATH']}"}
+    first = {"PATH": "/programs", "PYTHONPATH": FOLDER}
+    variables = {**host.environment, **{name: f"{at}:{host.environment[name]}" for name, at in first.items()}}
+    own_image = replace(host, name=IMAGE, files=files, environment=variables, working_folder=FOLDER)
     for number in range(1, NODES + 1):
-        node.import_images(number, [replace(host, name=IMAGE, files=files, environment=variables)])
+        node.import_images(number, [own_image])
     return IMAGE
 
 
+@pytest.fixture
+def gangs(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[None]:
+    """Volcano is there for its own kind of job."""
+    if request.node.callspec.params["name"] != "volcano_job":
+        yield
+        return
+    try:
+        volcano.install(cluster.kubectl)
+    except NoGoError as why:
+        pytest.skip(str(why))
+    yield
+    volcano.remove()
+
+
+@pytest.mark.usefixtures("gangs")
 @pytest.mark.parametrize("name", SMALL)
 def test_each_kind_runs_in_pods(cluster: Cluster, image: str, name: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(smaller(name, ON_THE_CLUSTER.get(name, {})))
@@ -54,5 +87,7 @@ def test_each_kind_runs_in_pods(cluster: Cluster, image: str, name: str, tmp_pat
     )  # fmt: skip
     assert completed.returncode == 0, completed.stderr
     assert argo.workflow(cluster.kubectl, run)["status"]["phase"] == "Succeeded"
-    logs = everstep(cluster, "workflow", "logs", run, "--namespace", NAMESPACE).stdout
+    pods = [pod["metadata"] for pod in cluster.kubectl.list("pods", NODE)]
+    names = [pod["name"] for pod in pods if pod["ownerReferences"][0]["name"] == run]
+    logs = "".join(cluster.kubectl("logs", name) for name in names)
     assert ranks_in(logs) == RANKS.get(name, 2), logs[-5000:]
