@@ -102,10 +102,7 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     ]:
         raise fields.wrong(f"two of its roles are called {twice[0]}; give each a name of its own", "spec")
     commands = {role.name: role.pod.command for role in roles}
-    script = _take_launch(roles[0], arguments, file, notes) if len(set(commands.values())) == 1 else None
-    if script is not None and (folder := roles[0].pod.container.get("workingDir")):
-        arguments["script"] = posixpath.join(folder, script)  # The step begins in its image's folder.
-    if script is None:
+    if len(set(commands.values())) > 1 or not _take_launch(roles[0], arguments, file, notes):
         each = {name: shlex.join(command) for name, command in commands.items()}
         arguments |= {"script": COMMAND, "script_args": shlex.quote(json.dumps(each, ensure_ascii=False))}
         notes.append(
@@ -126,25 +123,27 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     ranks = sum(role.nodes * role.slots for role in roles)
     if ranks > Config.global_batch:
         arguments["global_batch"] = ranks
-    (first, *others), image = roles, roles[0].pod.image
-    needs_spec = others or policies or first.policies or _resources(first) or _template(first, image)
+    first, *others = roles
+    needs_spec = others or policies or first.policies or _resources(first) or _template(first, first.pod.image)
     if not needs_spec and first.name == "worker":
-        arguments |= {"nodes": roles[0].nodes, "min_nodes": max(1, roles[0].min_nodes)}
-        arguments |= {"workers_per_node": roles[0].slots} if roles[0].slots > 1 else {}
+        arguments |= {"nodes": first.nodes, "min_nodes": max(1, first.min_nodes)}
+        arguments |= {"workers_per_node": first.slots} if first.slots > 1 else {}
     else:
         arguments["job_spec"] = _job_spec(roles, policies, fields)
     return arguments
 
 
-def _take_launch(role: Role, arguments: dict[str, Any], file: str, notes: list[str]) -> str | None:
-    """Take script, arguments and launcher flags from the role's command; None if it starts no script."""
+def _take_launch(role: Role, arguments: dict[str, Any], file: str, notes: list[str]) -> bool:
+    """Take script, arguments and launcher flags from the role's command; False if it starts no script."""
     nodes = {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
     variables: dict[str, str] = {**nodes, "NUM_TRAINERS": str(role.slots)}
     launch = parse_launch(role.pod.command, variables)
     if launch is None:
-        return None
+        return False
     step, flags_left = step_arguments(launch.flags)
-    arguments |= {**step, "script": launch.script}
+    # The step begins in its image's folder, the workers in their pod's.
+    script = posixpath.join(role.pod.container.get("workingDir") or "", launch.script)
+    arguments |= {**step, "script": script}
     if launch.script_arguments:
         arguments["script_args"] = shlex.join(launch.script_arguments)
     for name, value in flags_left.items():
@@ -152,7 +151,7 @@ def _take_launch(role: Role, arguments: dict[str, Any], file: str, notes: list[s
         notes.append(f"{file}: the launcher's --{name}={value}: no counterpart; nearest: {nearest_flag}")
     if launch.before:
         notes.append(f"{file}: the command's `{launch.before}` is left out; nearest: the image, or `env`")
-    return launch.script
+    return True
 
 
 def _job_spec(roles: list[Role], policies: dict[str, Any], fields: Fields) -> dict[str, Any]:

@@ -237,6 +237,12 @@ def test_the_pod_is_the_roles_and_the_step_has_its_image_and_variables() -> None
     assert "nodeSelector" not in step
 
 
+def test_a_script_is_named_from_its_pods_folder() -> None:
+    assert arguments_of("pytorch_job")["script"] == "/workspace/imagenet.py"
+    assert arguments_of("train_job")["script"] == "/workspace/mnist.py"
+    assert arguments_of("elastic_job")["script"] == "./train.py"
+
+
 def test_the_step_has_no_device() -> None:
     assert "gpu" not in json.dumps(train_template("elastic_job")["container"]["resources"])
     assert "gpu" in json.dumps(arguments_of("elastic_job")["job_spec"])
