@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from everstep.errors import BadInput
+from everstep.runtime.display.terminal import as_text
 from everstep.runtime.workflow.manifest.schema import KINDS, type_problems
 from everstep.runtime.workflow.manifest.yaml_source import Document, FieldPath
 
@@ -13,7 +14,10 @@ _NAMES = {dict: "a mapping", list: "a list", str: "a text", int: "a number", boo
 
 
 class ConvertError(BadInput):
-    """`FILE:LINE: FIELD: what, and how to fix it`."""
+    """`FILE:LINE: FIELD: what, and how to fix it`, in one line whatever the file's texts are."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(as_text(message))
 
 
 class Fields:

@@ -280,6 +280,7 @@ POD = "template: {spec: {containers: [{image: i, command: [python, t.py]}]}}"
         ("kind: Deployment\napiVersion: apps/v1", "f:1: kind: Deployment is not known; known are ElasticJob"),
         ("kind: Job\napiVersion: batch/v1", "f:2: apiVersion: batch/v1 is not known for Job; it begins with batch"),
         ("apiVersion: kubeflow.org/v1", "kind: missing"),
+        ('kind: Job\napiVersion: "\\n"', "f:2: apiVersion: \\n is not known for Job"),
         (f"{HEAD}  distributionStrategy: Custom", "f:5: spec.distributionStrategy: Custom is not supported"),
         (f"{HEAD}  replicaSpecs: {{worker: {{replicas: many, {POD}}}}}", "f:5: spec.replicaSpecs.worker.replicas: 'm"),
         (f"{HEAD}  replicaSpecs: {{worker: {{replicas: 0, {POD}}}}}", "worker.replicas: 0 must be at least 1"),
