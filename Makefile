@@ -164,8 +164,9 @@ GPU_WHEELS := nvidia-ml-py msgspec xxhash psutil rich markdown-it-py mdurl pygme
 gpu-bundle: $(READY)  ## build/gpu: what accept-gpu needs on a bare Linux with Python 3.12 and torch, without network
 	rm -rf build/gpu && mkdir -p build/gpu/wheels
 	git archive HEAD benchmarks everstep runtime steps tests pyproject.toml | tar -x -C build/gpu
-	$(BIN)/python -m pip download -q --only-binary=:all: --no-deps --python-version 3.12 --dest build/gpu/wheels \
-	  --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform any $(GPU_WHEELS)
+	for name in $(GPU_WHEELS); do sed -n "/^$$name==/,/[^\\\\]$$/p" constraints.txt; done > build/gpu/versions.txt
+	$(BIN)/python -m pip download -q --require-hashes --only-binary=:all: --no-deps --python-version 3.12 --dest build/gpu/wheels \
+	  --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform any -r build/gpu/versions.txt
 	printf '%s\n' '#!/bin/sh' 'cd "$$(dirname "$$0")" || exit 1' \
 	  'python3 -m pip install -q --no-index --no-deps --target site wheels/*.whl || exit 1' \
 	  'PYTHONPATH=site exec python3 -m benchmarks.accept_gpu "$$@"' > build/gpu/run

