@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from everstep.runtime.agent.compiler import compiler_variables
+
 _NOT_FOR_WORKERS = ("EVERSTEP_JOB_TOKEN",)
 
 
@@ -23,6 +25,7 @@ def start_fork_server(
     """Start it; it dies with this thread. `plain`: preload nothing, start every worker by exec of `python`."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_WORKERS}
+    environment |= compiler_variables(environment)
     flags = [f"--socket={theirs.fileno()}", *(f"--preload={name}" for name in preload)]
     flags += ["--plain", f"--python={python}"] if plain else []
     process = subprocess.Popen(
