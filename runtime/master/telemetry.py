@@ -26,8 +26,8 @@ ITERATION_GROUPS = 360
 OTHER_LINES = 1000
 """The newest other lines kept in a packed object."""
 FIRST_FLUSH_S, LAST_FLUSH_S, FLUSH_SHARE = 0.5, 5.0, 1 / 12
-"""Seconds between two objects: that share of the time since the first iteration, within these bounds. So the store shows
-a training that has just begun, or that ends soon, with little delay, however long its nodes took to start."""
+"""Seconds between two objects: that share of the time since the first iteration, within these bounds. So the store
+shows a training that has just begun, or that ends soon, with little delay, however long its nodes took to start."""
 MAX_BUFFERED_LINES = 100_000
 """Lines kept while the store fails; beyond that the oldest are dropped."""
 
