@@ -41,6 +41,8 @@ def build_programs(
     stamp_text += b"".join(path.read_bytes() for path in sorted(ours) if path.is_file())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "everstep-tests"
     folder = cache / f"{tool}-{hashlib.sha256(stamp_text).hexdigest()[:16]}.d"
+    if folder.exists():  # It got its name when it was whole, and nobody waits for another build of the same module.
+        return folder
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{tool}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

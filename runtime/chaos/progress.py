@@ -75,12 +75,34 @@ class Progress:
         """Until `ready` is true. Raises NotFiredError after `seconds`, or when the job has ended before."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        while not ready():
-            if self.has_ended():
-                raise NotFiredError(f"the training ended before {what}")
+        while not self._is(ready, what):
             if loop.time() > deadline:
                 raise NotFiredError(f"{what}: not within {seconds:.0f} s")
             await asyncio.sleep(LOOK_S)
+
+    async def wait_while_it_goes_on(self, ready: Callable[[], object], what: str, seconds: float) -> None:
+        """Until `ready` is true, for as long as the job gets on: its journal grows, or its iterations do.
+
+        Raises NotFiredError when neither has for `seconds`, or when the job has ended before.
+        """
+        loop = asyncio.get_running_loop()
+        seen, deadline = self._signs_of_life(), loop.time() + seconds
+        while not self._is(ready, what):
+            if (now := self._signs_of_life()) != seen:
+                seen, deadline = now, loop.time() + seconds
+            if loop.time() > deadline:
+                raise NotFiredError(f"{what}: not yet, and the training has not got on for {seconds:.0f} s")
+            await asyncio.sleep(LOOK_S)
+
+    def _is(self, ready: Callable[[], object], what: str) -> bool:
+        if ready():
+            return True
+        if self.has_ended():
+            raise NotFiredError(f"the training ended before {what}")
+        return False
+
+    def _signs_of_life(self) -> tuple[int, float]:
+        return self.iteration(), self.state().time
 
 
 def _lines(data: bytes) -> Iterator[dict[str, Any]]:

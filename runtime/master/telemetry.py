@@ -26,8 +26,8 @@ ITERATION_GROUPS = 360
 OTHER_LINES = 1000
 """The newest other lines kept in a packed object."""
 FIRST_FLUSH_S, LAST_FLUSH_S, FLUSH_SHARE = 0.5, 5.0, 1 / 12
-"""Seconds between two objects: that share of the master's age, within these bounds. So the store shows a job that has
-just begun, or that ends soon, with little delay."""
+"""Seconds between two objects: that share of the time since the first iteration, within these bounds. So the store
+shows a training that has just begun, or that ends soon, with little delay, however long its nodes took to start."""
 MAX_BUFFERED_LINES = 100_000
 """Lines kept while the store fails; beyond that the oldest are dropped."""
 
@@ -48,6 +48,7 @@ class Telemetry:
         self._stored: dict[str, int] = {}
         self._whole = OBJECTS_PER_PACK
         self._is_failing = False
+        self._trains_since: float | None = None
         self.dropped = 0
 
     def add(self, node: str, lines: Iterable[Line], now: float) -> None:
@@ -67,9 +68,11 @@ class Telemetry:
     async def run(self) -> None:
         """Flush periodically until cancelled."""
         now = asyncio.get_running_loop().time
-        began = now()
         while True:
-            await asyncio.sleep(flush_interval(now() - began))
+            age_s = now() - self._trains_since if self._trains_since is not None else 0.0
+            await asyncio.sleep(flush_interval(age_s))
+            if self._trains_since is None and any("iteration" in line for line in self._lines):
+                self._trains_since = now()
             await self.flush()
 
     async def flush(self) -> None:
@@ -103,7 +106,7 @@ class Telemetry:
 
 
 def flush_interval(age_s: float) -> float:
-    """Seconds until the next object, of a master of that age."""
+    """Seconds until the next object, of a training that this master has seen for so long."""
     return min(max(FLUSH_SHARE * age_s, FIRST_FLUSH_S), LAST_FLUSH_S)
 
 

@@ -30,7 +30,7 @@ class Config:
     seed: int = 0
     """Decides the moment and the node."""
     patience_s: float = 900.0
-    """Seconds to wait for that moment."""
+    """Seconds to wait for that moment while the training does not get on: no node starts, no iteration is done."""
     job: str = "by-hand-train"
     """Name of the training's job."""
     store: str = "runs/store"

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import os
 import random
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -61,12 +60,11 @@ async def _inject(config: Config) -> "FiredFault":
 
 async def _wait_for_moment(config: Config, progress: "Progress", chance: random.Random) -> None:
     """A random iteration, and a random part of a second after it."""
-    begun = time.time()
     iteration = round(config.iterations * chance.uniform(EARLIEST, LATEST))
-    await progress.wait(
+    await progress.wait_while_it_goes_on(
         lambda: progress.training_nodes() and progress.iteration() >= iteration,
         f"iteration {iteration} was reached",
-        config.patience_s - (time.time() - begun),
+        config.patience_s,
     )
     await asyncio.sleep(chance.random())
 

@@ -138,27 +138,30 @@ def test_when_a_run_is_over_for_good_none_of_its_pods_trains_on(
     assert by_argo.not_stored() == 0
 
 
-DRILLED = ("pod-preempted", "master-lost", "everything-lost", "three-four-three")
-"""Experiments of the drill whose faults are done to pods; the others need a process beside the node's."""
+DRILLED = (
+    "pod-preempted", "slow-node", "process-crash", "three-four-three", "cpu-overload-90", "master-lost",
+    "everything-lost",
+)  # fmt: skip
+"""Experiments of the drill whose faults are done to pods, or by programs executed there; the others need a process
+beside the node's."""
 
 
-@pytest.mark.parametrize("names", [DRILLED[:1], DRILLED[1:3], DRILLED[3:], ("process-crash",)], ids="+".join)
+@pytest.mark.parametrize("experiment", [*DRILLED, "store-lost"])
 def test_the_drill_holds_on_a_cluster_and_says_which_faults_it_cannot_inject(
-    cluster: Cluster, text: str, names: tuple[str, ...], record_property: Callable[[str, object], None]
+    cluster: Cluster, text: str, experiment: str, record_property: Callable[[str, object], None]
 ) -> None:
     name = f"drill-{secrets.token_hex(3)}"
     completed = run_python(
         cluster, "pipelines/chaos_drill.py", "--target", "argo", "--namespace", layout.NAMESPACE, "--name", name,
         "--image", images.HOST, "--service-account", SERVICE_ACCOUNT, "--store-secret", STORE_SECRET,
-        "--store", f"s3://{BUCKET}/{name}", "--corpus", text, "--iterations", "200", "--only", ",".join(names),
+        "--store", f"s3://{BUCKET}/{name}", "--corpus", text, "--iterations", "200", "--only", experiment,
     )  # fmt: skip
     workflow = argo.workflow(cluster.kubectl, name)
     assert completed.returncode == 0, completed.stderr + json.dumps(workflow["status"], indent=1)
     phases = argo.phases(workflow)
     assert phases["verdict"] == "Succeeded"
-    assert {phases[f"chaos-{experiment}"] for experiment in names} == {"Succeeded"}
+    assert phases[f"chaos-{experiment}"] == "Succeeded"
     verdict_lines = [line for line in completed.stderr.splitlines() if "verdict" in line]
     record_property("verdict", "; ".join(verdict_lines))
-    holds_count = sum(experiment in DRILLED for experiment in names)
-    assert f"{holds_count} of {len(names)} experiments hold" in completed.stderr
-    assert ("not possible here" in completed.stderr) == (holds_count < len(names))
+    assert f"{int(experiment in DRILLED)} of 1 experiments hold" in completed.stderr
+    assert ("not possible here" in completed.stderr) == (experiment not in DRILLED)

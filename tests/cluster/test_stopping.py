@@ -24,9 +24,9 @@ Record = Callable[[str, object], None]
 
 
 @pytest.fixture
-def job(cluster: Cluster, dataset: str) -> Iterator[Training]:
-    """Two nodes that train; the nodes end by themselves when they have had no master for some seconds."""
-    new_training = Training(cluster, dataset, environment={DEAD_MAN: "20"})
+def job(cluster: Cluster, dataset: str, request: pytest.FixtureRequest) -> Iterator[Training]:
+    """Two nodes that train; its parameter: variables of theirs."""
+    new_training = Training(cluster, dataset, environment=getattr(request, "param", {}))
     try:
         new_training.submit_paced(MASTERS_HOST, faults.spec())
         new_training.wait_iteration(10)
@@ -114,6 +114,7 @@ def test_a_run_that_is_deleted_takes_its_nodes_along(job: Training, record_prope
     assert job.not_stored() == 0
 
 
+@pytest.mark.parametrize("job", [{DEAD_MAN: "20"}], indirect=True, ids=["soon"])
 def test_nodes_that_no_master_comes_for_end_by_themselves(job: Training, record_property: Record) -> None:
     uids = pods(job)
     kill(faults.step_of(job))

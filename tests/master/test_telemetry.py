@@ -6,6 +6,7 @@ from pathlib import Path
 
 from everstep.runtime.master.telemetry import Telemetry, flush_interval
 from everstep.runtime.store import StoreError, open_store
+from tests.master.shell import TroubledStore, in_virtual_time, passes
 
 
 def test_a_node_hears_of_what_lies_in_the_store_only(tmp_path: Path) -> None:
@@ -30,7 +31,7 @@ def test_what_the_store_refuses_is_kept_and_not_called_stored(tmp_path: Path) ->
     assert telemetry.newest_stored("a") == 7
 
 
-def test_a_young_master_stores_more_often() -> None:
+def test_a_young_training_is_stored_more_often() -> None:
     age_s, objects = 0.0, list[float]()
     while age_s < 3600:
         age_s += flush_interval(age_s)
@@ -38,6 +39,22 @@ def test_a_young_master_stores_more_often() -> None:
     assert objects[:3] == [0.5, 1.0, 1.5]
     assert objects[-1] - objects[-2] == 5.0
     assert len(objects) < 3600 / 5 + 40
+
+
+def test_a_training_is_stored_as_often_however_long_its_nodes_took_to_start() -> None:
+    store = TroubledStore()
+    telemetry = Telemetry(store, "j", 1)
+
+    async def story() -> None:
+        writing = asyncio.create_task(telemetry.run())
+        await passes(600.0)
+        for iteration in range(1, 41):
+            telemetry.add("a", [{"n": iteration, "iteration": iteration, "seconds": 0.1}], 0.0)
+            await passes(0.1)
+        writing.cancel()
+
+    in_virtual_time(store, story)
+    assert len(store.objects) == 8, "every half of a second of its four"
 
 
 def _refuse(*_: object) -> None:
