@@ -88,9 +88,9 @@ class Explorer:
     def a_worker_announces(self) -> None:
         rank, pages = self.rank(), self.chance.choice([1, 1, 1, 1, 1, 1, 2, 0])
         if self.alive(rank) and not self.asks(events.Acquire, rank):
-            announce = (rank, 4096 * pages, self.world.sharded)
+            announce = (rank, 4096 * pages, self.world.sharded, self.chance.random() < 0.2)
             answer = self.world.ask(lambda ticket: events.Announce(ticket, *announce))
-            assert answer in self.world.memory
+            assert answer in self.world.memory or (announce[-1] and answer == "waits")
             self.world.workers[rank].announced = True
 
     def a_worker_wants_a_slot(self) -> None:
@@ -248,6 +248,22 @@ def test_no_order_of_events_tears_or_loses_a_state_or_leaves_somebody_waiting(fi
         except Exception as error:
             error.add_note(f"order {seed}")
             raise
+
+
+@pytest.mark.parametrize("ending", ["memory", "no memory", "another state"])
+def test_who_waits_for_memory_is_answered_when_all_of_it_is_there_or_no_more_comes(ending: str) -> None:
+    world = World()
+    assert world.ask(lambda ticket: events.Announce(ticket, 0, 4096, sharded=False, waits=True)) == "waits"
+    match ending:
+        case "memory":
+            while world.waiting:
+                world.end_work(0)
+            assert world.works == []
+        case "no memory":
+            world.end_work(0, well=False)
+        case "another state":
+            world.ask(lambda ticket: events.Announce(ticket, 0, 8192, sharded=False))
+    assert world.waiting == {}
 
 
 @pytest.mark.parametrize("waits", [True, False])

@@ -40,7 +40,6 @@ from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.store import Store
 
 _log = logging.getLogger("everstep.checkpoint")
-_ALLOCATION_POLL_S = 0.01
 
 
 def _ignore_progress() -> None:
@@ -101,14 +100,7 @@ class Keeper:
 
     def reserve(self, capacity: int) -> None:
         """See the protocol."""
-        self.announce(0, capacity)
-        while self._allocates(0):
-            time.sleep(_ALLOCATION_POLL_S)
-
-    def _allocates(self, local_rank: int) -> bool:
-        with self._lock:
-            segment = self._core.segments.current(local_rank)
-            return not self._closed and segment is not None and not segment.error and bool(segment.table.absent())
+        self._ask(events.Announce(next(self._tickets), 0, capacity, sharded=False, waits=True))
 
     def acquire(self, local_rank: int, iteration: int) -> worker_link.Slot:
         """See the protocol. KeeperError if the worker dies meanwhile, or there is no memory for the slot."""

@@ -29,6 +29,8 @@ class Announce:
     local_rank: int
     capacity: int
     sharded: bool
+    waits: bool = False
+    """The answer comes when all slots have their memory, or no more slots will."""
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,8 @@ class Staging:
 
     def __init__(self, tx: Transaction, segments: Segments, sent_copies: SentCopies) -> None:
         self._tx, self._segments, self._sent_copies = tx, segments, sent_copies
-        self._announced: list[tuple[int, Segment]] = []
-        """Tickets whose segment has no file yet."""
+        self._announced: list[tuple[Announce, Segment]] = []
+        """Those that are not answered: the segment has no file yet, or not all memory that was to be waited for."""
         self._writing: dict[int, tuple[Segment, int]] = {}
         """Segment and slot by local rank."""
         self._waiting: list[_Waiting] = []
@@ -50,7 +50,7 @@ class Staging:
         """Find or make the worker's segment."""
         is_copied = self._sent_copies.has_peer
         segment = self._segments.get_for_worker(event.local_rank, event.capacity, event.sharded, is_copied)
-        self._announced.append((event.ticket, segment))
+        self._announced.append((event, segment))
 
     def acquire(self, event: Acquire) -> None:
         """Grant a slot, now or later. Raises KeeperError if there will be none."""
@@ -77,13 +77,15 @@ class Staging:
 
     def _answer_announced(self) -> None:
         announced, self._announced = self._announced, []
-        for ticket, segment in announced:
-            if segment.has_file:
-                self._tx.answer(ticket, segment.number)
-            elif segment.error:
-                self._tx.refuse(ticket, SegmentError(segment.error))
+        for event, segment in announced:
+            allocates = event.waits and segment.table.absent() and not segment.error
+            if self._segments.get(segment.number) is None:
+                why = segment.error or f"worker {event.local_rank} has announced another state"
+                self._tx.refuse(event.ticket, SegmentError(why))
+            elif segment.has_file and not allocates:
+                self._tx.answer(event.ticket, segment.number)
             else:
-                self._announced.append((ticket, segment))
+                self._announced.append((event, segment))
 
     def _grant(self, waiting: _Waiting) -> bool:
         """Returns whether there is a slot now. Raises KeeperError if there will be none."""
@@ -133,8 +135,8 @@ class Staging:
 
     def close(self, why: str) -> None:
         """End every wait."""
-        for ticket, _ in self._announced:
-            self._tx.refuse(ticket, KeeperError(why))
+        for event, _ in self._announced:
+            self._tx.refuse(event.ticket, KeeperError(why))
         self._announced.clear()
         self._refuse_waiting(why, {waiting.question.local_rank for waiting in self._waiting})
         for local_rank in list(self._writing):
