@@ -5,6 +5,7 @@ They are part of the state, so they follow from the journal alone: `next_conditi
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
@@ -27,6 +28,9 @@ from everstep.runtime.protocol.rounds import Round
 
 KEPT_CONDITIONS = 50
 """Conditions that the state remembers."""
+NAMED = 8
+"""New nodes that a condition names."""
+_ON_THEIR_WAY = "; on their way: "
 
 
 class ConditionType(StrEnum):
@@ -108,6 +112,17 @@ def _after_node_change(state: Facts, record: NodeRequested | NodeJoined) -> _Upd
     return C.PENDING, "NodesAwaited", f"{coming} nodes are requested, none has joined yet"
 
 
+def _after_node_requested(state: Facts, record: NodeRequested) -> _Update:
+    last = state.conditions[-1]
+    if last.type is not C.SCALING:
+        return _after_node_change(state, record)
+    coming = (NodePhase.REQUESTED,)
+    names = ", ".join(node.name for node in islice(state.nodes.select(record.role, coming), NAMED))
+    unnamed = state.nodes.count(record.role, coming) - NAMED
+    request = last.message.partition(_ON_THEIR_WAY)[0] + _ON_THEIR_WAY + names
+    return C.SCALING, last.reason, f"{request} and {unnamed} more" if unnamed > 0 else request
+
+
 def _after_round_formed(state: Facts, record: RoundFormed) -> _Update:
     return C.RUNNING, "RoundFormed", f"round {record.round.number}: {record.round.reason}"
 
@@ -141,7 +156,7 @@ def _camel_case(text: str) -> str:
 
 _UPDATES: dict[type, Callable[[Facts, Any], _Update]] = {
     MasterClaimed: _after_master_claimed,
-    NodeRequested: _after_node_change,
+    NodeRequested: _after_node_requested,
     NodeJoined: _after_node_change,
     RoundFormed: _after_round_formed,
     RoundBroken: _after_round_broken,

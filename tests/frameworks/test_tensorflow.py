@@ -30,6 +30,7 @@ from tests.memory_groups import memory_group
 from tests.trained import Start
 
 SHARDS = 100
+EVALUATED = "evaluated model.ckpt-"
 TWO_GIB, FOUR_GIB = "2Gi", "with 4 GiB of memory instead of 2 GiB"
 READ = """
 import json, sys
@@ -59,10 +60,16 @@ def spec_of(memory: Mapping[str, str] = MappingProxyType({}), workers: int = 1, 
     return {"frameworkType": "tensorflow", "replicaSpecs": roles}
 
 
-def command(python: Path, folder: Path, role: str = "") -> list[str]:
-    words = [str(python), example("tensorflow_ps.py"), "--folder", str(folder), "--shards", str(SHARDS)]
-    launcher_words = [sys.executable, "-m", "everstep.keep_running"] if role == "evaluator" else []
-    return [*launcher_words, *words, "--shard-seconds", "0.1"]
+def command(python: Path, folder: Path, *before: str) -> list[str]:
+    """The script's, with these words before the script."""
+    words = [example("tensorflow_ps.py"), "--folder", str(folder), "--shards", str(SHARDS)]
+    return [str(python), *before, *words, "--shard-seconds", "0.1"]
+
+
+def held_commands(python: Path, folder: Path, mark: Path) -> dict[str, list[str]]:
+    """Of the roles that take shards, if they shall not take all of them before this file is there."""
+    words = command(python, folder, str(Path(__file__).with_name("held_shards.py")), str(mark))
+    return dict.fromkeys(("chief", "worker"), words)
 
 
 def final_state(python: Path, folder: Path) -> dict[str, Any]:
@@ -80,19 +87,28 @@ def assert_each_shard_counts_once(python: Path, folder: Path) -> None:
 
 
 def train(
-    trained: Start, python: Path, tmp_path: Path, spec: dict[str, Any], **settings: Any
-) -> tuple[TrainStep, Path]:
-    folder = tmp_path / "checkpoints"
-    commands = settings.pop("commands", {}) | {}
-    every = {role: commands.get(role) or command(python, folder, role) for role in spec["replicaSpecs"]}
-    return trained(flags=flags(spec, every), **settings), folder
+    trained: Start,
+    python: Path,
+    folder: Path,
+    spec: dict[str, Any],
+    replaced: Mapping[str, list[str]],
+    **settings: Any,
+) -> TrainStep:
+    """A job whose roles run the script, except those of `replaced`."""
+    usual = dict.fromkeys(spec["replicaSpecs"], command(python, folder))
+    commands = {**usual, "evaluator": [sys.executable, "-m", "everstep.keep_running", *usual["chief"]], **replaced}
+    used = {role: words for role, words in commands.items() if role in usual}
+    return trained(flags=flags(spec, used), **settings)
 
 
 def test_an_evicted_workers_shards_are_done_by_others(trained: Start, python: Path, tmp_path: Path) -> None:
-    step, folder = train(trained, python, tmp_path, spec_of(workers=2, evaluators=1))
+    folder, mark = tmp_path / "checkpoints", tmp_path / "goes on"
+    step = train(trained, python, folder, spec_of(workers=2, evaluators=1), held_commands(python, folder, mark))
     wait_for_line(step, "worker-1-0", "shard ")
-    wait_for_line(step, "evaluator-0-0", "evaluated model.ckpt-")
+    wait_for_line(step, "evaluator-0-0", EVALUATED)
     evict(step, "worker-1-0")
+    wait_until(lambda: log_of(step, "evaluator-0-0").count(EVALUATED) > 1 or step.over(), "the next checkpoint")
+    mark.touch()
     assert step.finish() == 0, step.last_words()
     assert "worker-1-1" in nodes_requested(step)
     assert rounds_broken(step) == 1
@@ -100,15 +116,16 @@ def test_an_evicted_workers_shards_are_done_by_others(trained: Start, python: Pa
     began = set(numbers_after(log_of(step, "worker-1-0"), "shard"))
     assert began, "it had taken shards"
     assert "restored model.ckpt-" in log_of(step, "chief-0-0")
-    first = log_of(step, "evaluator-0-0")
-    assert float(first.rpartition("loss ")[2].split()[0]) < float(first.partition("loss ")[2].split()[0])
+    evaluated = log_of(step, "evaluator-0-0")
+    assert float(evaluated.rpartition("loss ")[2].split()[0]) < float(evaluated.partition("loss ")[2].split()[0])
 
 
 def test_an_evicted_parameter_servers_state_is_restored(trained: Start, python: Path, tmp_path: Path) -> None:
-    step, folder = train(trained, python, tmp_path, spec_of())
-    checkpoint_folder = folder / "checkpoint"
-    wait_until(lambda: checkpoint_folder.exists() or step.over(), "a checkpoint")
+    folder, mark = tmp_path / "checkpoints", tmp_path / "goes on"
+    step = train(trained, python, folder, spec_of(), held_commands(python, folder, mark))
+    wait_until(lambda: (folder / "checkpoint").exists() or step.over(), "a checkpoint")
     evict(step, "ps-0-0")
+    mark.touch()
     assert step.finish() == 0, step.last_words()
     assert "ps-0-1" in nodes_requested(step)
     assert rounds_broken(step) == 1
@@ -122,11 +139,11 @@ def test_a_node_that_runs_out_of_memory_comes_back_with_twice_as_much(
     trained: Start, python: Path, tmp_path: Path, role: str
 ) -> None:
     mark, folder = tmp_path / "grew", tmp_path / "checkpoints"
-    once = [str(python), str(Path(__file__).with_name("oom_once.py")), str(mark), str(folder)]
+    once = [str(Path(__file__).with_name("oom_once.py")), str(mark), str(folder)]
     mib_by_role = {"chief": 0, role: 1900}
-    commands = {name: [*once, str(mib), *command(python, folder)[1:]] for name, mib in mib_by_role.items()}
+    replaced = {name: command(python, folder, *once, str(mib)) for name, mib in mib_by_role.items()}
     with memory_group(9 << 30) as group:
-        step, folder = train(trained, python, tmp_path, spec_of({role: TWO_GIB}), commands=commands, group=group)
+        step = train(trained, python, folder, spec_of({role: TWO_GIB}), replaced, group=group)
         assert step.finish() == 0, step.last_words()
     assert mark.exists(), "the fault"
     judged = [record for record in step.records() if record["kind"] == "FaultJudged"]

@@ -1,6 +1,6 @@
 """The conditions of a job: one holds, earlier ones stay, each with reason, message and times."""
 
-from everstep.runtime.job.conditions import KEPT_CONDITIONS, ConditionType
+from everstep.runtime.job.conditions import KEPT_CONDITIONS, NAMED, ConditionType
 from everstep.runtime.job.events import NodeFinishedRound, NodeGone, Opened, ScaleRequested, StopRequested
 from everstep.runtime.job.fold import fold
 from everstep.runtime.job.spec import RoleSpec
@@ -25,7 +25,7 @@ def test_a_jobs_life_is_told_as_ai_training_job_tells_it() -> None:
     world.join_all()
     world.now += 100
     world.send(ScaleRequested("trainer", 4))
-    assert world.state.conditions[-1].message == "4 trainer nodes are requested; 3 train"
+    assert world.state.conditions[-1].message == ("4 trainer nodes are requested; 3 train; on their way: trainer-3-0")
     world.now += 5
     world.join("trainer-3-0", after_round=0)
     world.join_all()
@@ -42,6 +42,14 @@ def test_a_jobs_life_is_told_as_ai_training_job_tells_it() -> None:
         condition.since for condition in world.state.conditions
     )
     assert world.state.restarts == {"trainer": 1}
+
+
+def test_a_large_growth_names_its_first_nodes() -> None:
+    world = World(platform({"trainer": RoleSpec(1, 1, max_nodes=30)}))
+    world.join_all()
+    world.send(ScaleRequested("trainer", NAMED + 3))
+    names = ", ".join(f"trainer-{index}-0" for index in range(1, NAMED + 1))
+    assert world.state.conditions[-1].message.endswith(f"; 1 train; on their way: {names} and 2 more")
 
 
 def test_scaling_to_what_trains_already_is_running() -> None:
