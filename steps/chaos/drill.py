@@ -29,7 +29,7 @@ class Case:
 
     kind: Kind
     seconds: float
-    """How long no new iteration may be done after it."""
+    """How long no new iteration may be done after it, besides a start of nodes."""
     lost: float = 1
     """Iterations that may be computed again; inf: as many as lie between two checkpoints in the store."""
     chaos: dict[str, Any] = field(default_factory=dict)
@@ -40,24 +40,26 @@ class Case:
     """Arguments of the train step."""
     nodes: int = 0
     """How many the training has; 0: as many as the drill."""
+    starts: bool = False
+    """The training stands still until nodes have started anew: as long as those of the reference took, at most."""
     times: int = 1
     """How many times the drill's iterations it does: new nodes need time to come."""
     same: bool = True
 
 
 CASES = {
-    "pod-preempted": Case(Kind.PREEMPT, 20),
+    "pod-preempted": Case(Kind.PREEMPT, 15, starts=True),
     "slow-node": Case(Kind.SLOW, 15, chaos={"share": 0.8}),
     "faulty-at-start": Case(Kind.FAULTY, math.inf, train={"network_check": True}, nodes=3),
     "network-loss": Case(Kind.NETWORK, 20, chaos={"seconds": 90}, same=False),
     "process-crash": Case(Kind.CRASH, 10),
-    "out-of-memory": Case(Kind.OOM, 30, role={"resources": {"memory": ""}}),
+    "out-of-memory": Case(Kind.OOM, 20, role={"resources": {"memory": ""}}, starts=True),
     "three-four-three": Case(Kind.RESIZE, 30, role={"maxReplicas": 4}, nodes=3, times=3, same=False),
     "cpu-overload-90": Case(Kind.CPU, 20, chaos={"share": 0.9}),
     "memory-80": Case(Kind.MEMORY, 20, chaos={"share": 0.8}, role={"resources": {"memory": ""}}),
     "master-lost": Case(Kind.MASTER, 15),
     "store-lost": Case(Kind.STORE, 20),
-    "everything-lost": Case(Kind.EVERYTHING, 60, math.inf),
+    "everything-lost": Case(Kind.EVERYTHING, 45, math.inf, starts=True),
 }
 """By name, in the order of the drill: the faults of DLRover's chaos experiments with ChaosBlade, then the losses of
 what a job keeps outside of its nodes."""
@@ -114,7 +116,7 @@ def drill(
 def _experiment(name: str, case: Case, every: int) -> Experiment:
     lost_limit = 2 * every if math.isinf(case.lost) else int(case.lost)
     seconds = 0.0 if math.isinf(case.seconds) else case.seconds
-    return Experiment(name, seconds, lost_limit, case.same, _reference(case))
+    return Experiment(name, seconds, lost_limit, case.starts, case.same, _reference(case))
 
 
 def _reference(case: Case) -> str:

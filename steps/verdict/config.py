@@ -16,6 +16,8 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long no new iteration may be done after the fault; 0: no limit."""
     lost: int
     """Iterations that may be computed again."""
+    starts: bool = False
+    """A node must start anew before the training goes on: it may take as long again as the reference's nodes took."""
     same: bool = True
     """The final state must be that of the reference, bit for bit. With another number of nodes, sums are rounded
     differently: it may then differ by `tolerance`."""

@@ -70,7 +70,8 @@ def _training(store: "Store", run_data: "Run", name: str) -> Training:
     if history is None:
         return Training((), {}, 0, "")
     tensors, iteration = _final_state(store, f"{run_data.uid}-train-{name}")
-    return Training(history.points, tensors, iteration, history.result)
+    start_s = history.points[0].time - history.begin if history.points and history.begin else 0.0
+    return Training(history.points, tensors, iteration, history.result, start_s)
 
 
 def _final_state(store: "Store", job: str) -> tuple[dict[str, Any], int]:

@@ -1,5 +1,6 @@
 """The drill as a workflow, and its verdict."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -98,6 +99,14 @@ def test_what_differs_does_not_hold(changes: dict[str, Any]) -> None:
     vars(case).update(changes)
     reference = training(curve(3, 2, 1), a=[1.0, 2.0])
     assert not row(Experiment("e", seconds=3, lost=1), case.fired, "", case.mine, reference, 0.02).good
+
+
+def test_where_nodes_must_start_anew_they_may_take_as_long_as_those_of_the_reference() -> None:
+    mine, reference = training(curve(3, 2, 1, step=4.0), a=[1.0]), training(curve(3, 2, 1), a=[1.0])
+    reference = dataclasses.replace(reference, start_s=2.0)
+    assert not row(Experiment("e", seconds=3, lost=1), FIRED, "", mine, reference, 0.02).good
+    started = row(Experiment("e", seconds=3, lost=1, starts=True), FIRED, "", mine, reference, 0.02)
+    assert (started.good, started.seconds.text) == (True, "4.0 (at most 3 and 2.0 for a start)")
 
 
 def test_where_nodes_came_and_went_the_state_may_differ_by_the_tolerance() -> None:

@@ -20,6 +20,8 @@ from tests.cluster.plane import node_kubeconfig
 from tests.cluster.processes import output_of, start, stop, wait, works
 
 GROUPS = Path("/sys/fs/cgroup")
+CPU_SHARES = 4 * 1024
+"""Of a machine's pods: a process that is in no group counts 1024."""
 PLUGINS = (Path("/usr/lib/cni/ptp"), Path("/usr/lib/cni/host-local"))
 """Of CNI, where Debian puts them."""
 CONTAINERD = """version = 2
@@ -129,10 +131,15 @@ def _hierarchies() -> list[Path]:
 
 
 def _groups(node: int) -> None:
-    """The node's control group in each hierarchy of version 1; a cpuset begins empty and would hold nothing."""
+    """The node's control group in each hierarchy of version 1; a cpuset begins empty and would hold nothing.
+
+    By default all pods of a machine together would have the weight of one process beside the others here.
+    """
     for hierarchy in _hierarchies():
         group = hierarchy / host_name(node)
         group.mkdir(exist_ok=True)
+        if (shares := group / "cpu.shares").exists():
+            shares.write_text(str(CPU_SHARES))
         if hierarchy.name == "cpuset":
             for knob in ("cpuset.cpus", "cpuset.mems"):
                 (group / knob).write_text((hierarchy / knob).read_text())
