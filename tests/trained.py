@@ -40,19 +40,22 @@ def train_twice(
     *,
     iterations: int = 20,
     killed_at: int = 11,
+    nodes: int = 2,
     python: Path | str = sys.executable,
     **settings: Any,
 ) -> tuple[TrainStep, TrainStep]:
-    """The undisturbed training, and one whose node 1 loses its worker when it has staged iteration `killed_at`.
+    """The undisturbed training, and one whose last node loses its worker when it has staged iteration `killed_at`.
 
     Asserts that both ended well, that the fault fired and broke one round, and that the last checkpoints and losses
     are equal, bit for bit.
     """
-    flags = own_script(name, iterations=str(iterations), **({"script-args": script_args} if script_args else {}))
+    arguments = {"script-args": script_args} if script_args else {}
+    flags = own_script(name, iterations=str(iterations), nodes=str(nodes), **arguments)
     settings |= {"flags": flags, "python": str(python)}
     calm = trained("calm", **settings)
     assert calm.finish() == 0, calm.last_words()
-    killed = trained("killed", faults=f"checkpoint.after_commit,iteration={killed_at},node=worker-1-0=kill", **settings)
+    fault = f"checkpoint.after_commit,iteration={killed_at},node=worker-{nodes - 1}-0=kill"
+    killed = trained("killed", faults=fault, **settings)
     assert killed.finish() == 0, killed.last_words()
     assert killed.fired_points() == ["checkpoint.after_commit"]
     assert len(reasons(killed)) == 1, killed.last_words()

@@ -96,6 +96,10 @@ MODULES = {
         Public("MegatronCheckpointer", MEGATRON, FLASH_BASE, hidden=("save_checkpoint",)),
     ),
     "everstep.torchtitan": (Public("CheckpointManager", "everstep/torchtitan.py"),),
+    "everstep.torchtune": (
+        Public("RecipeCheckpointer", "everstep/torchtune.py", hidden=("load_checkpoint", "save_checkpoint")),
+        Public("MetricLogger", "everstep/torchtune.py", hidden=("log_config", "log", "log_dict", "close")),
+    ),
     "everstep.deepspeed": (Public("DeepSpeedCheckpointer", "everstep/deepspeed.py", FLASH_BASE),),
     "everstep.flash_checkpoint": (
         Public("DdpCheckpointer", FLASH, FLASH_BASE),
