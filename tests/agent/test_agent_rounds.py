@@ -249,6 +249,36 @@ def test_a_worker_that_has_printed_its_own_error_may_end_before_the_node_joins_a
     run(story())
 
 
+SOME_FAIL = """
+import atexit, os, sys, threading, time
+rank = os.environ["RANK"]
+if rank == "1":
+    threading.Event().wait()
+if rank == "2":
+    atexit.register(lambda: [open(sys.argv[1], "w"), threading.Event().wait()])
+while rank == "0" and not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+raise ValueError("of " + rank)
+"""
+"""Rank 0 fails when rank 2 has failed and has not ended yet; rank 1 trains on."""
+
+
+def test_the_ranks_of_a_node_that_failed_by_themselves_are_reported_with_the_first(
+    job: Any, masters: Any, wait_for_end: Any
+) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            seen = job.folder / "seen"
+            await job.platform.create(job.request(master.url, SOME_FAIL, str(seen), slots="3"))
+            fault = await master.next(WorkerExit)
+            assert seen.exists(), "rank 2 has failed"
+            assert (fault.rank, fault.failed) == (0, (0, 2))
+            await master.direct(Action.LEAVE)
+            await wait_for_end()
+
+    run(story())
+
+
 def test_rejoin_ends_the_round_but_not_a_later_one(job: Any, masters: Any, wait_for_end: Any) -> None:
     async def story() -> None:
         async with masters() as master:
