@@ -171,6 +171,8 @@ class AgentLifecycle:
             stopping = self._background.cancel(but=self._reports.pending.keys())
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
         self._dependencies.note(f"leaves: {ending.reason}")
+        if ending.by_master:
+            await self._send_last_lines()  # While somebody is there to take them.
         if ending.by_master and self._settings.asks_end:
             ending = replace(ending, job=await self._client.job_end(self._settings.node))
         if self._shutdown.has_notice:
@@ -181,12 +183,17 @@ class AgentLifecycle:
         await self._workers.end(self._settings.grace_s, self._shutdown.signal)
         if is_told and self._dialogue.round:
             await self._last_state.store_in_time()
+        await self._send_last_lines()
+        return ending
+
+    async def _send_last_lines(self) -> None:
+        """Send what the workers have done up to now, if somebody takes it."""
+        self._shown.look()
         try:
             async with asyncio.timeout(_LAST_TELEMETRY_S):
                 await self._sender.flush()
         except (TimeoutError, NoPlace, NotAllowed, NotUnderstood):
             pass
-        return ending
 
     async def _run_rounds(self, may_join: asyncio.Event | None) -> None:
         while True:

@@ -228,6 +228,29 @@ raise ValueError("its own")
 )
 
 
+ENDS_WITH_AN_ITERATION = """
+import signal, sys, threading, time
+from everstep.runtime.watch import in_worker
+board = in_worker._watch._board
+signal.signal(signal.SIGTERM, lambda *_: [board.finish_iteration(0.1, time.time()), sys.exit(0)])
+board.finish_iteration(0.1, time.time())
+threading.Event().wait()
+"""
+"""A script that does not report its iterations: its board shows them."""
+
+
+def test_an_iteration_that_ends_while_the_workers_are_ended_is_told(job: Any, masters: Any, wait_for_end: Any) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, ENDS_WITH_AN_ITERATION))
+            assert (await master.telemetry("stall_s"))["iteration"] == 1
+            await master.direct(Action.LEAVE)
+            await wait_for_end()
+            assert (await master.telemetry("stall_s"))["iteration"] == 2
+
+    run(story())
+
+
 def test_a_worker_that_has_printed_its_own_error_may_end_before_the_node_joins_again(
     job: Any, masters: Any, wait_for_end: Any
 ) -> None:
