@@ -58,12 +58,11 @@ class Attribution:
         first, kind = self.first, self.kind
         how = f"signal {-first.exit_code}" if first.exit_code < 0 else f"exit code {first.exit_code}"
         sentences = [f"First, {first.who} ended ({how}) at iteration {first.iteration}: {kind.name}."]
-        if self.failed:
-            sentences.append(
-                f"Ranks {fold_ranks(self.failed)} had errors of their own."
-                if len(self.failed) > 1
-                else "No other rank had an error of its own."
-            )
+        if len(self.failed) > 1:
+            sentences.append(f"Ranks {fold_ranks(self.failed)} had errors of their own.")
+        elif self.failed:
+            who = f"Rank {self.failed[0]}" if kind.is_echo else "No other rank"
+            sentences.append(f"{who} had an error of its own.")
         if self.evidence:
             sentences.append(f"Its last words: “{self.evidence}”.")
         if first.kernel:

@@ -187,6 +187,12 @@ def test_the_paragraph_says_which_ranks_had_errors_of_their_own_and_counts_them_
     assert "1 other end is an echo of it" in attribution.paragraph()
 
 
+def test_the_paragraph_says_which_rank_had_an_error_though_only_an_echo_of_it_has_ended() -> None:
+    echo = attribute([replace(ECHOES[0], failed=(5,))])
+    assert echo is not None
+    assert "Rank 5 had an error of its own." in echo.paragraph()
+
+
 def test_the_paragraph_says_that_one_rank_alone_failed_but_not_where_the_node_did_not_say() -> None:
     alone, unknown = attribute([replace(FIRST, failed=(3,))]), attribute([FIRST])
     assert alone is not None
