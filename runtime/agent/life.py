@@ -29,7 +29,7 @@ from everstep.runtime.agent.oom import OomCounter, own_counter_path
 from everstep.runtime.agent.pace_watch import PaceWatch
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
-from everstep.runtime.agent.round_events import RoundEvents, RoundOver
+from everstep.runtime.agent.round_events import NodeFailure, RoundEvents, RoundOver
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.shown_iterations import ShownIterations
 from everstep.runtime.agent.shutdown import Shutdown
@@ -171,6 +171,8 @@ class AgentLifecycle:
             stopping = self._background.cancel(but=self._reports.pending.keys())
             await asyncio.gather(*tasks, stopping, return_exceptions=True)
         self._dependencies.note(f"leaves: {ending.reason}")
+        if ending.by_master:
+            await self._send_last_lines()  # While somebody is there to take them.
         if ending.by_master and self._settings.asks_end:
             ending = replace(ending, job=await self._client.job_end(self._settings.node))
         if self._shutdown.has_notice:
@@ -181,12 +183,17 @@ class AgentLifecycle:
         await self._workers.end(self._settings.grace_s, self._shutdown.signal)
         if is_told and self._dialogue.round:
             await self._last_state.store_in_time()
+        await self._send_last_lines()
+        return ending
+
+    async def _send_last_lines(self) -> None:
+        """Send what the workers have done up to now, if somebody takes it."""
+        self._shown.look()
         try:
             async with asyncio.timeout(_LAST_TELEMETRY_S):
                 await self._sender.flush()
         except (TimeoutError, NoPlace, NotAllowed, NotUnderstood):
             pass
-        return ending
 
     async def _run_rounds(self, may_join: asyncio.Event | None) -> None:
         while True:
@@ -199,14 +206,15 @@ class AgentLifecycle:
             finally:
                 burial.cancel()
             self._dependencies.on_seat(seat, self._loop.time() - since)
-            end = await self._run_round(seat)
+            failure = await self._run_round(seat)
             self._shown.look()
             self._link.end_round()
             self._progress.end()
+            failed = self._workers.failing() | failure.failed if failure else frozenset[int]()
             self._workers.end_round(seat.round)
-            if end is not None:
-                self._status.failures.append(end)
-                await self._report_fault(seat, end)
+            if failure is not None:
+                self._status.failures.append(failure.cause)
+                await self._report_fault(seat, failure.cause, failed)
 
     async def _prepare(self, may_join: asyncio.Event | None) -> float:
         """Wait until workers can be started and the node may join; returns the seconds of the former."""
@@ -265,9 +273,9 @@ class AgentLifecycle:
             if self._loop.time() - sent_at < _IMMEDIATE_S:  # Another agent has the node's name.
                 await asyncio.sleep(_UNKNOWN_PAUSE_S)
 
-    async def _run_round(self, seat: Seat) -> WorkerEnd | None:
-        """Start the workers and wait for the round's end. Returns the first worker that failed; None if the round was
-        broken and none had failed."""
+    async def _run_round(self, seat: Seat) -> NodeFailure | None:
+        """Start the workers and wait for the round's end. Returns which failed; None if the round was broken and none
+        had failed."""
         self._dialogue.take_seat(seat)
         self._neighbours.take_seat(seat)
         self._status.seat, self._seated_at, self._iterations = seat, time.monotonic(), {}
@@ -299,11 +307,11 @@ class AgentLifecycle:
                     if event.ends_iteration:
                         await self._workers.end_iteration(seat.round, self._progress.observe().pace_s)
                     await self._workers.wait_for_exits()
-                    return self._events.first_failure_in(seat.round)
+                    return self._events.failure_in(seat.round)
             elif event.round == seat.round:
                 running -= 1
                 if event.exit_code:
-                    return await self._events.first_cause(event, running)
+                    return await self._events.failure_from(event, running)
                 if not running:
                     self._shown.look()
                     self._progress.end()
@@ -315,7 +323,7 @@ class AgentLifecycle:
         await self._sender.flush()
         await self._client.report_finished(self._dialogue.finished_message(seat.round))
 
-    async def _report_fault(self, seat: Seat, end: WorkerEnd) -> None:
+    async def _report_fault(self, seat: Seat, end: WorkerEnd, failed: frozenset[int]) -> None:
         iteration = max(self._progress.iteration(end.local_rank), self._iterations.get(end.local_rank, 0))
         rank = seat.first_rank + end.local_rank
         oom = end.exit_code == -signal.SIGKILL and self._oom.rose_since_last_call()
@@ -323,7 +331,7 @@ class AgentLifecycle:
         was_killed = end.exit_code < 0
         kernel = self._kernel_log.messages(time.monotonic() - _KERNEL_S, end.pid) if was_killed else ()
         self._say(f"round {seat.round}: rank {rank} ended with exit code {end.exit_code}{why} at iteration {iteration}")
-        report = fault_message(self._settings.node, seat, end, iteration, oom, kernel)
+        report = fault_message(self._settings.node, seat, end, failed, iteration, oom, kernel)
         died_at = end.time or time.time()
         await self._sender.flush()  # The report may end the job, and then no master takes telemetry any more.
         await self._client.report_fault(lambda: msgspec.structs.replace(report, ago_s=max(time.time() - died_at, 0.0)))

@@ -95,9 +95,15 @@ class MasterDialogue:
 
 
 def fault_message(
-    node: str, seat: Seat, end: WorkerEnd, iteration: int, oom: bool, kernel: tuple[str, ...]
+    node: str,
+    seat: Seat,
+    end: WorkerEnd,
+    failed: frozenset[int],
+    iteration: int,
+    oom: bool,
+    kernel: tuple[str, ...],
 ) -> WorkerExit:
-    """The report of the first worker of a round that failed, at its iteration."""
+    """The report of the first worker of a round that failed, at its iteration. `failed`: all local ranks that did."""
     return WorkerExit(
         node=node,
         round=seat.round,
@@ -108,6 +114,7 @@ def fault_message(
         error=end.error,
         oom=oom,
         kernel=kernel,
+        failed=tuple(seat.first_rank + local_rank for local_rank in sorted(failed)),
     )
 
 

@@ -297,6 +297,14 @@ class Workers:
                     async with asyncio.timeout(LEAVE_S):
                         await worker.dead.wait()
 
+    def failing(self) -> frozenset[int]:
+        """The local ranks that have printed an error of their own and have not ended yet."""
+        return frozenset(
+            worker.local_rank
+            for worker in self._running.values()
+            if (error := _read_text(worker.traceback)) and not is_echo(error, 1)
+        )
+
     async def wait_until_gone(self) -> None:
         """Wait until all workers are dead."""
         for worker in [*self._running.values(), *self._dying.values()]:

@@ -199,7 +199,7 @@ def _on_worker_exited(tx: Transaction, event: WorkerExited) -> None:
     fault = WorkerFaulted(
         time=tx.now, node=report.node, round=report.round, rank=report.rank, local_rank=report.local_rank,
         exit_code=report.exit_code, iteration=report.iteration, reason=reason, error=report.error,
-        died=max(tx.now - report.ago_s, 0.0), kernel=report.kernel,
+        died=max(tx.now - report.ago_s, 0.0), kernel=report.kernel, failed=report.failed,
     )  # fmt: skip
     tx.record(fault)
     if tx.state.phase is JobPhase.RUNNING:

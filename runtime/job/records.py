@@ -149,6 +149,9 @@ class WorkerFaulted(Fact, frozen=True, kw_only=True):
     """Unix time of the death, by the master's clock."""
     kernel: tuple[str, ...] = ()
     """What its node's kernel said about that time."""
+    failed: tuple[int, ...] = ()
+    """The ranks of its node that had failed by then with errors of their own, in order; echoes of others do not count.
+    Empty: all were echoes, or it is not known."""
 
 
 class FaultJudged(Fact, frozen=True, kw_only=True):

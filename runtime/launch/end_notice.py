@@ -1,11 +1,12 @@
 """The last answers of a master: its job is over, and nodes that joined by themselves must still hear it.
 
 Nobody can check whether such nodes have ended. Each node that still asks is told to leave, and then asks how the job
-ended. After that answer it stays silent, so silence means that nobody is left.
+ended. Its last telemetry is stored. After that it stays silent, so silence means that nobody is left.
 """
 
 import asyncio
 import socket
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ import msgspec
 from aiohttp import web
 
 from everstep.runtime.master import Outcome
+from everstep.runtime.master.telemetry import Telemetry
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token_gate import BadBody, TokenGate, application_of, read_body
 from everstep.runtime.protocol.messages import Action, Directive, Heartbeat
@@ -30,6 +32,7 @@ class EndNotice:
     outcome: Outcome
     epoch: int
     credentials: Credentials
+    telemetry: Telemetry
     _requested: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, listener: socket.socket) -> None:
@@ -57,9 +60,11 @@ class EndNotice:
             return _json({"ended": end})
         if what == "heartbeat":
             try:
-                msgspec.json.decode(await read_body(request), type=Heartbeat)
+                beat = msgspec.json.decode(await read_body(request), type=Heartbeat)
             except (msgspec.DecodeError, BadBody) as error:
                 return web.Response(status=400, text=f"Heartbeat: {error}")
+            self.telemetry.add(beat.node, beat.telemetry, time.time())
+            await self.telemetry.flush()
             return _json(Directive(self.epoch, _LAST, Action.LEAVE, outcome.reason))
         over = {"error": f"the job is over: {outcome.reason}"}
         # A node that comes now first probes for a master (see probe): it must hear that there was one.

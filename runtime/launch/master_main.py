@@ -28,6 +28,7 @@ from everstep.runtime.launch.end_notice import EndNotice
 from everstep.runtime.launch.local_state import add_owner, remove_store
 from everstep.runtime.master import AgentCommand, Control, ListenAddress, Outcome, Progress, find_master, run
 from everstep.runtime.master.master import CannotListen, open_listener
+from everstep.runtime.master.telemetry import Telemetry, newest_number
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.platform.self_joining import JoinedPlatform
 from everstep.runtime.store import Store, open_store
@@ -103,7 +104,9 @@ async def _run(config: MasterConfig) -> Outcome:
         outcome = await _run_master(config, store, credentials, listener.dup(), stop, lines)
         if outcome.state != "fenced":
             master = await asyncio.to_thread(find_master, store, config.spec.job)
-            farewell = EndNotice(outcome, master.epoch if master else 0, credentials)
+            epoch, job = master.epoch if master else 0, config.spec.job
+            number = await asyncio.to_thread(newest_number, store, job, epoch)
+            farewell = EndNotice(outcome, epoch, credentials, Telemetry(store, job, epoch, number))
             await _wait_for_first(farewell.serve(listener), alone.wait())
     return outcome
 

@@ -39,11 +39,12 @@ _log = logging.getLogger(__name__)
 class Telemetry:
     """Collects lines and writes them to the store every few seconds."""
 
-    def __init__(self, store: Store, job: str, epoch: int) -> None:
+    def __init__(self, store: Store, job: str, epoch: int, number: int = 0) -> None:
+        """`number`: of the newest object that was stored in this epoch."""
         self._store, self._job = store, job
         self._prefix = f"jobs/{job}/telemetry/{epoch:06d}-"
         self._lines: list[Line] = []
-        self._number = 0
+        self._number = number
         self._reported: dict[str, int] = {}
         self._stored: dict[str, int] = {}
         self._whole = OBJECTS_PER_PACK
@@ -103,6 +104,13 @@ class Telemetry:
             await asyncio.to_thread(pack, self._store, self._job)
         except (StoreError, NoSuchKey) as error:
             _log.warning("old telemetry was not packed, trying again later: %s", error)
+
+
+def newest_number(store: Store, job: str, epoch: int) -> int:
+    """The number of the newest object that was stored in that epoch; 0: none. Blocking. Raises StoreError."""
+    prefix = f"jobs/{job}/telemetry/{epoch:06d}-"
+    names = (entry.key.removeprefix(prefix) for entry in store.list(prefix))
+    return max((int(name.partition("-")[0].partition(".")[0]) for name in names), default=0)
 
 
 def flush_interval(age_s: float) -> float:

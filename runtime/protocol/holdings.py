@@ -25,6 +25,18 @@ class Holding(msgspec.Struct, frozen=True):
     """xxh3_128 of its header, as 32 hex digits; the header holds the digests of the data."""
 
 
+class Tier(StrEnum):
+    """From where a state is restored; nearest first."""
+
+    MEMORY = "memory"
+    """Of the rank's own node."""
+    PEER = "peer"
+    """The memory of another node."""
+    STORE = "store"
+    SHARDS = "shards"
+    """It was saved by another number of ranks: parts of several shards, from wherever these are."""
+
+
 class Flaw(StrEnum):
     """What is wrong with a source of a restore."""
 

@@ -160,6 +160,9 @@ class WorkerExit(msgspec.Struct, frozen=True):
     """The cgroup counted an OOM kill at this death."""
     kernel: tuple[str, ...] = ()
     """What the kernel said about that time."""
+    failed: tuple[int, ...] = ()
+    """The ranks of its node that had failed by then with errors of their own, in order; echoes of others do not count.
+    Empty: all were echoes, or it is not known."""
 
 
 class Finished(msgspec.Struct, frozen=True):

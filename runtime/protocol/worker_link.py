@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from everstep.runtime.protocol.holdings import Holding, Refusal
+from everstep.runtime.protocol.holdings import Holding, Refusal, Tier
 
 AGENT_VARIABLE = "EVERSTEP_AGENT"
 LOCAL_RANK_VARIABLE = "EVERSTEP_LOCAL_RANK"
@@ -123,8 +123,10 @@ class Fetched(msgspec.Struct, frozen=True, tag=True):
     iteration: int
     digest: str
     """Digest of those bytes, which the agent has compared with it."""
-    source: str
-    """memory | peer NODE | store KEY | N shards"""
+    tier: Tier | None
+    """None: the round starts from nothing."""
+    source: str = ""
+    """The source in words: memory | peer NODE | store KEY | N shards"""
     sources: tuple[Holding, ...] = ()
     """For a sharded state: where every shard can be read, best first."""
     token: str = ""

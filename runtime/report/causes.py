@@ -70,5 +70,5 @@ class Causes:
 def _process_end(fault: job.WorkerFaulted) -> ProcessEnd:
     return ProcessEnd(
         f"rank {fault.rank} on {fault.node}", death_time(fault), fault.exit_code, fault.error[-_CLIPPED:],
-        fault.iteration, fault.kernel, fault.reason is job.Reason.OOM,
+        fault.iteration, fault.kernel, fault.reason is job.Reason.OOM, fault.failed,
     )  # fmt: skip

@@ -3,20 +3,9 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
-
-class Tier(StrEnum):
-    """Where a state is kept, as `Fetched.source` names it; nearest first."""
-
-    MEMORY = "memory"
-    """Of the rank's own node."""
-    PEER = "peer"
-    """The memory of another node."""
-    STORE = "store"
-    SHARDS = "shards"
-    """It was saved by another number of ranks: parts of several shards, from wherever these are."""
+from everstep.runtime.protocol.holdings import Tier
 
 
 @dataclass(frozen=True)
@@ -52,18 +41,9 @@ class Restores:
             return
         numbers = [line.get(name) for name in ("round", "from_round", "iteration", "rank")]
         place, rank = tuple(number for number in numbers[:3] if type(number) is int), numbers[3]
-        tier = _tier_of(str(line.get("source", "")))
-        if len(place) == 3 and type(rank) is int and tier is not None:
-            self._tiers.setdefault(place, {})[rank] = tier
+        if len(place) == 3 and type(rank) is int and line.get("tier") in tuple(Tier):
+            self._tiers.setdefault(place, {})[rank] = Tier(line["tier"])
 
     def by_round(self) -> tuple[StateRestored, ...]:
         """What was restored, by round."""
         return tuple(StateRestored(*place, Counter(tiers.values())) for place, tiers in sorted(self._tiers.items()))
-
-
-def _tier_of(source: str) -> Tier | None:
-    """The tier of `memory`, `peer NODE`, `store KEY` or `N shards`; None: of none."""
-    word, _, rest = source.partition(" ")
-    if word.isdigit() and rest == Tier.SHARDS:
-        return Tier.SHARDS
-    return next((tier for tier in (Tier.MEMORY, Tier.PEER, Tier.STORE) if tier == word), None)

@@ -18,7 +18,7 @@ from everstep.runtime.checkpoint.stored.reports import leave_report
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.net.tls import credentials_of
 from everstep.runtime.platform.debris import memory_prefix
-from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.holdings import Holding, Tier
 from everstep.runtime.protocol.keeper import MemoryRange
 from everstep.runtime.protocol.messages import Evidence
 from everstep.runtime.protocol.rounds import Seat
@@ -76,8 +76,8 @@ class FakeKeeper:
 
     def wait_for_restore(self, local_rank: int) -> Fetched:
         if self.seat is None or self.seat.restore is None:
-            return Fetched("", 0, 0, 0, 0, "", "")
-        return Fetched("/some/where", 0, 0, self.seat.restore.round, self.seat.restore.iteration, "", "memory")
+            return Fetched("", 0, 0, 0, 0, "", None)
+        return Fetched("/some/where", 0, 0, self.seat.restore.round, self.seat.restore.iteration, "", Tier.MEMORY)
 
     def expected_range(self, local_rank: int) -> MemoryRange | None:
         return MemoryRange("/some/where", 0, 0) if self.seat and self.seat.restore else None

@@ -228,6 +228,29 @@ raise ValueError("its own")
 )
 
 
+ENDS_WITH_AN_ITERATION = """
+import signal, sys, threading, time
+from everstep.runtime.watch import in_worker
+board = in_worker._watch._board
+signal.signal(signal.SIGTERM, lambda *_: [board.finish_iteration(0.1, time.time()), sys.exit(0)])
+board.finish_iteration(0.1, time.time())
+threading.Event().wait()
+"""
+"""A script that does not report its iterations: its board shows them."""
+
+
+def test_an_iteration_that_ends_while_the_workers_are_ended_is_told(job: Any, masters: Any, wait_for_end: Any) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, ENDS_WITH_AN_ITERATION))
+            assert (await master.telemetry("stall_s"))["iteration"] == 1
+            await master.direct(Action.LEAVE)
+            await wait_for_end()
+            assert (await master.telemetry("stall_s"))["iteration"] == 2
+
+    run(story())
+
+
 def test_a_worker_that_has_printed_its_own_error_may_end_before_the_node_joins_again(
     job: Any, masters: Any, wait_for_end: Any
 ) -> None:
@@ -243,6 +266,36 @@ def test_a_worker_that_has_printed_its_own_error_may_end_before_the_node_joins_a
             exit_report, joins = await master.next((WorkerExit, Join)), await master.next((WorkerExit, Join))
             assert (exit_report.exit_code, exit_report.round, joins.after_round) == (1, 1, 1)
             assert "ValueError: its own" in exit_report.error
+            await master.direct(Action.LEAVE)
+            await wait_for_end()
+
+    run(story())
+
+
+SOME_FAIL = """
+import atexit, os, sys, threading, time
+rank = os.environ["RANK"]
+if rank == "1":
+    threading.Event().wait()
+if rank == "2":
+    atexit.register(lambda: [open(sys.argv[1], "w"), threading.Event().wait()])
+while rank == "0" and not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+raise ValueError("of " + rank)
+"""
+"""Rank 0 fails when rank 2 has failed and has not ended yet; rank 1 trains on."""
+
+
+def test_the_ranks_of_a_node_that_failed_by_themselves_are_reported_with_the_first(
+    job: Any, masters: Any, wait_for_end: Any
+) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            seen = job.folder / "seen"
+            await job.platform.create(job.request(master.url, SOME_FAIL, str(seen), slots="3"))
+            fault = await master.next(WorkerExit)
+            assert seen.exists(), "rank 2 has failed"
+            assert (fault.rank, fault.failed) == (0, (0, 2))
             await master.direct(Action.LEAVE)
             await wait_for_end()
 

@@ -16,7 +16,7 @@ from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, st
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.state.flatten import flatten
 from everstep.runtime.job.restore import choose_restore
-from everstep.runtime.protocol.holdings import Restore
+from everstep.runtime.protocol.holdings import Restore, Tier
 from everstep.runtime.protocol.worker_link import Fetched, Staged
 from tests.fake_agent import PATIENCE_S, Node
 from tests.harness import wait_until
@@ -149,7 +149,9 @@ def test_a_lost_nodes_shard_is_restored_from_its_peer(nodes: list[Node], make_no
     assert restore.reason == "iteration 1 of round 1 is whole in memory"
     fresh = [nodes[0], make_node("worker-1-1")]
     begin(fresh, 2, restore)
-    assert [restore_node(node).source for node in fresh] == ["memory", "peer worker-0-0"]
+    fetched = [restore_node(node) for node in fresh]
+    assert [place.source for place in fetched] == ["memory", "peer worker-0-0"]
+    assert [place.tier for place in fetched] == [Tier.MEMORY, Tier.PEER]
     # What a round starts from is copied before anything is staged.
     wait_until(lambda: (1, 1) in places_held(fresh[1], 0), "a copy on the fresh node", PATIENCE_S)
 
@@ -177,6 +179,7 @@ def test_a_bit_flipped_in_a_peers_copy_falls_to_the_store_and_is_told(
     fresh = [nodes[0], make_node("worker-1-1")]
     begin(fresh, 2, restore)
     outcome = restore_node(fresh[1])
+    assert outcome.tier is Tier.STORE
     assert outcome.source == "store jobs/job/checkpoints/000001-000000001/rank-00001.safetensors"
     assert "peer worker-0-0: the digest of bytes" in outcome.why
     assert restore_node(fresh[0]).why == ""

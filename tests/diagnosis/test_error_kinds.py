@@ -4,6 +4,7 @@ import itertools
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,27 @@ def test_the_kernel_knows_better_than_the_signal() -> None:
 
 def test_without_ends_there_is_no_cause() -> None:
     assert attribute([]) is None
+
+
+def test_the_paragraph_says_which_ranks_had_errors_of_their_own_and_counts_them_as_no_echoes() -> None:
+    missing = "FileNotFoundError: [Errno 2] No such file or directory: 'tokens.bin'"
+    first = ProcessEnd("rank 1 on a", 10.1, 1, missing, 4, failed=(0, 1, 2, 3))
+    other = ProcessEnd("rank 9 on c", 10.2, 1, missing, 4, failed=(9,))
+    attribution = attribute([ECHOES[0], other, first])
+    assert attribution is not None
+    assert "Ranks 0-3,9 had errors of their own." in attribution.paragraph()
+    assert "1 other end is an echo of it" in attribution.paragraph()
+
+
+def test_the_paragraph_says_which_rank_had_an_error_though_only_an_echo_of_it_has_ended() -> None:
+    echo = attribute([replace(ECHOES[0], failed=(5,))])
+    assert echo is not None
+    assert "Rank 5 had an error of its own." in echo.paragraph()
+
+
+def test_the_paragraph_says_that_one_rank_alone_failed_but_not_where_the_node_did_not_say() -> None:
+    alone, unknown = attribute([replace(FIRST, failed=(3,))]), attribute([FIRST])
+    assert alone is not None
+    assert unknown is not None
+    assert "No other rank had an error of its own." in alone.paragraph()
+    assert "of its own" not in unknown.paragraph()

@@ -47,7 +47,7 @@ def journal() -> list[job.Record]:
         job.RoundFormed(time=t + 5.0, round=round_of(1, both, None)),
         job.WorkerFaulted(
             time=t + 48.85, node="worker-1-0", round=1, rank=1, local_rank=0, exit_code=-9, iteration=81,
-            reason=job.Reason.KILLED, died=t + 48.8,
+            reason=job.Reason.KILLED, died=t + 48.8, failed=(1,),
         ),
         job.RoundBroken(
             time=t + 48.86, round=1, reason=job.Reason.KILLED, detail="rank 1: SIGKILL", node="worker-1-0", iteration=81

@@ -1,5 +1,6 @@
 """What happened in a job, from its records and telemetry."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,6 +43,22 @@ def test_a_restart_costs_from_the_death_to_the_first_later_iteration() -> None:
     assert restart.seconds == 3.5
     assert restart.lost == 2
     assert restart.what == "rank 1 on worker-0-0 (signal 9)"
+
+
+def test_the_cause_says_which_ranks_of_the_node_failed_and_an_older_record_does_not() -> None:
+    failed, older = msgspec.structs.replace(fault(10.2, 10.0), failed=(0, 1, 3)), fault(10.2, 10.0)
+    causes = [
+        history([round_formed(1, 1), record, round_broken(10.3, 1, 7)], []).restarts[0].cause
+        for record in (failed, msgspec.json.decode(_without_failed(older), type=job.WorkerFaulted))
+    ]
+    assert "Ranks 0-1,3 had errors of their own." in causes[0]
+    assert "of their own" not in causes[1]
+
+
+def _without_failed(record: job.WorkerFaulted) -> bytes:
+    fields = msgspec.to_builtins(record)
+    del fields["failed"]
+    return msgspec.json.encode(fields)
 
 
 def test_the_last_iteration_counts_even_when_its_telemetry_was_lost() -> None:

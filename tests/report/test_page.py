@@ -189,6 +189,7 @@ def test_a_fault_says_its_cause_its_cost_and_where_to_read_on(maker: ModuleType,
     assert parse_page(page).addresses.count("logs/worker-1-0.log") == 2
     assert "data_loader.py:88" in page
     assert "First, rank 1 on worker-1-0 ended (signal 9) at iteration 81: killed from outside." in page
+    assert "No other rank had an error of its own." in page
     assert "4.5 s rendezvous, 3.0 s start-up and imports" in page
 
 

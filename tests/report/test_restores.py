@@ -8,23 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.job import records as job
+from everstep.runtime.protocol.holdings import Tier
 from everstep.runtime.report.history import history
 from everstep.runtime.report.job_view import CheckpointView, view
-from everstep.runtime.report.restores import Restores, Tier
+from everstep.runtime.report.restores import Restores
 from tests.report.test_history import at, round_broken, round_formed
 
-SOURCES = {
-    "memory": Tier.MEMORY,
-    "peer memory": Tier.PEER,
-    "store jobs/j/a/shards": Tier.STORE,
-    "8 shards": Tier.SHARDS,
-}
 
-
-def restored(number: int, rank: int, source: str, iteration: int = 5) -> dict[str, Any]:
+def restored(number: int, rank: int, tier: str, iteration: int = 5) -> dict[str, Any]:
     return {
         "kind": "restored", "time": 9.0, "round": number, "from_round": number - 1, "iteration": iteration,
-        "rank": rank, "source": source, "seconds": 0.1,
+        "rank": rank, "tier": tier, "seconds": 0.1,
     }  # fmt: skip
 
 
@@ -37,26 +31,21 @@ def checkpoints(lines: list[dict[str, Any]]) -> tuple[CheckpointView, ...]:
 
 
 def test_each_checkpoint_is_shown_with_the_tiers_that_it_reached() -> None:
-    stored, in_memory = checkpoints([restored(2, 0, "memory"), restored(2, 1, "peer worker-0-0")])
+    stored, in_memory = checkpoints([restored(2, 0, "memory"), restored(2, 1, "peer")])
     assert (stored.iteration, stored.in_memory, stored.in_store, stored.restores) == (4, 4.0, 5.5, ())
     assert (in_memory.iteration, in_memory.in_memory, in_memory.in_store) == (5, 5.0, None)
     assert [str(restore) for restore in in_memory.restores] == ["round 2, ranks: 1 from memory, 1 from peer"]
 
 
 def test_a_checkpoint_whose_save_nobody_reported_is_not_said_to_be_in_memory() -> None:
-    *_, restored_later = checkpoints([restored(3, 0, "store k", iteration=7)])
+    *_, restored_later = checkpoints([restored(3, 0, "store", iteration=7)])
     assert (restored_later.iteration, restored_later.in_memory, restored_later.in_store) == (7, None, None)
     assert str(restored_later.restores[0]) == "round 3 from store"
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_a_source_is_of_one_tier(source: str) -> None:
-    restores = Restores()
-    restores.add(restored(2, 0, source))
-    assert [state.ranks for state in restores.by_round()] == [{SOURCES[source]: 1}]
-
-
-@pytest.mark.parametrize("damage", [{"rank": None}, {"round": "2"}, {"from_round": True}, {"source": 3}, {"kind": ""}])
+@pytest.mark.parametrize(
+    "damage", [{"rank": None}, {"round": "2"}, {"from_round": True}, {"tier": 3}, {"tier": []}, {"kind": ""}]
+)
 def test_a_damaged_line_is_skipped(damage: dict[str, Any]) -> None:
     restores = Restores()
     restores.add({**restored(2, 0, "memory"), **damage})
@@ -64,11 +53,11 @@ def test_a_damaged_line_is_skipped(damage: dict[str, Any]) -> None:
 
 
 @given(
-    st.dictionaries(st.tuples(st.integers(2, 4), st.integers(0, 5)), st.sampled_from(sorted(SOURCES))),
+    st.dictionaries(st.tuples(st.integers(2, 4), st.integers(0, 5)), st.sampled_from(list(Tier))),
     st.integers(0, 2**32),
 )
 def test_each_rank_counts_once_in_any_order_of_lines(ranks: dict[tuple[int, int], str], seed: int) -> None:
-    lines = [restored(number, rank, source) for (number, rank), source in ranks.items()] * 2
+    lines = [restored(number, rank, tier) for (number, rank), tier in ranks.items()] * 2
     Random(seed).shuffle(lines)
     restores = Restores()
     for line in lines:

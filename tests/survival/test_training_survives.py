@@ -8,8 +8,8 @@ from typing import Any
 import psutil
 import pytest
 
+from everstep.runtime.protocol.holdings import Tier
 from everstep.runtime.report import read_job
-from everstep.runtime.report.restores import Tier
 from everstep.runtime.store import open_store
 from tests.harness import ROUNDS, TrainStep, kill, tensors, wait_until
 

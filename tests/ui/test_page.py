@@ -21,6 +21,10 @@ CLIPPED = """[...document.querySelectorAll(".rank > span")].filter((one) => one.
   || !one.checkVisibility()).map((one) => one.innerText)"""
 COLUMNS = """[0, 1, 2, 3, 4, 5].map((column) => new Set([...document.querySelectorAll(".rank")].map((row) =>
   Math.round(row.children[column].getBoundingClientRect().left))).size)"""
+FIGURES = """[...document.querySelectorAll(".figures small")].map((one) => one.innerText).filter((text) =>
+  text.includes("left"))"""
+WRAPPED = """[...document.querySelectorAll(".figures small")].filter((one) => one.getClientRects().length > 1)
+  .map((one) => one.innerText)"""
 TEXTS = """[...document.querySelectorAll("h1,h2,small,dt,dd,p,a,button,summary,.pill,.line,.when")].filter((one) =>
   one.innerText?.trim() && !one.disabled)"""
 
@@ -56,12 +60,15 @@ def test_a_planted_script_does_nothing_and_nothing_overflows(tmp_path: Path) -> 
     asyncio.run(watch())
 
 
-def test_a_long_list_of_ranks_is_whole_at_any_width_and_stays_where_it_was_scrolled_to(
+def test_ranks_and_figures_are_whole_at_any_width_and_the_list_stays_where_it_was_scrolled_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, store = write_run(tmp_path, "wide", "Running"), tmp_path / "store"
     workflow = json.loads((folder / "workflow.json").read_text())
-    workflow["spec"]["arguments"] = {"parameters": [{"name": "store", "value": str(store)}]}
+    parameters = {"store": str(store), "iterations": "3121"}
+    workflow["spec"]["arguments"] = {
+        "parameters": [{"name": name, "value": value} for name, value in parameters.items()]
+    }
     (folder / "workflow.json").write_text(json.dumps(workflow))
     line = {"v": 1, "time": 1.0, "round": 1, "iteration": 1, "rank": 0, "seconds": 1.0, "loss": 3.0}
     open_store(str(store)).put("jobs/u-train/telemetry/000001-000001.jsonl", json.dumps(line).encode())
@@ -87,6 +94,8 @@ def test_a_long_list_of_ranks_is_whole_at_any_width_and_stays_where_it_was_scrol
                 await tab.until("document.querySelectorAll('.rank').length === 64")
                 assert await tab.value(CLIPPED) == [], width
                 assert await tab.value(COLUMNS) == [1] * 6, width
+                assert await tab.value(FIGURES) == ["of 3121 · 52 min left"], width
+                assert await tab.value(WRAPPED) == [], width
                 assert not await tab.value(OVERFLOWS), width
             await tab.value("document.querySelector('.ranks .scroll').scrollTo(0, 300)")
             await tab.value("window.rows = document.querySelector('.ranks .scroll')")

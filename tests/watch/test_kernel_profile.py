@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime.watch.kernel_profile import ITERATIONS, KernelProfile, request_file, trace_file
+from everstep.runtime.watch.kernel_profile import ITERATIONS, LOOK_S, KernelProfile, request_file, trace_file
 from tests.launch.launchers import EVERSTEP, Launcher, until
 
 SCRIPT = """
@@ -60,9 +60,9 @@ def test_a_script_that_profiles_itself_goes_on_and_the_answer_says_why_there_is_
     monkeypatch.setitem(sys.modules, "torch", torch)
     board = tmp_path / "board-0"
     profile = KernelProfile(board)
-    profile.after_step()
+    profile.after_step(0.0)
     assert not trace_file(board).exists(), "nobody has asked"
     request_file(board).touch()
-    profile.after_step()
+    profile.after_step(LOOK_S)
     assert trace_file(board).read_text() == "torch's profiler: Profiler is already enabled on this thread"
     assert not request_file(board).exists()

@@ -33,7 +33,7 @@ from everstep.runtime.checkpoint.stored.keys import shard_key
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.platform.debris import SHARED_MEMORY, memory_prefix
 from everstep.runtime.protocol import worker_link
-from everstep.runtime.protocol.holdings import Holding, Refusal
+from everstep.runtime.protocol.holdings import Holding, Refusal, Tier
 from everstep.runtime.protocol.keeper import MemoryRange
 from everstep.runtime.protocol.messages import Evidence
 from everstep.runtime.protocol.rounds import Seat
@@ -305,13 +305,14 @@ class Keeper:
     def _describe_start(self, state: actions.StartState) -> worker_link.Fetched:
         place, credentials = (state.round, state.iteration), (self._credentials.token, self._credentials.authority)
         if state.location is not None:
-            source = describe(state.source) if state.source else "memory"
+            tier = (Tier.STORE if state.source.key else Tier.PEER) if state.source else Tier.MEMORY
+            came_from = tier, describe(state.source) if state.source else tier.value
             where = self._memory_range(state.location)
-            return worker_link.Fetched(*where, *place, state.digest, source, state.shards, *credentials, state.why)
+            return worker_link.Fetched(*where, *place, state.digest, *came_from, state.shards, *credentials, state.why)
         if state.iteration:
             source = f"{state.shards[0].shards} shards"
-            return worker_link.Fetched("", 0, 0, *place, "", source, state.shards, *credentials)
-        return worker_link.Fetched("", 0, 0, 0, 0, "", "")
+            return worker_link.Fetched("", 0, 0, *place, "", Tier.SHARDS, source, state.shards, *credentials)
+        return worker_link.Fetched("", 0, 0, 0, 0, "", None)
 
 
 def _key(job: str, identity: Identity) -> str:
