@@ -88,12 +88,12 @@ class Workers:
         python: str = sys.executable,
         on_start: Callable[[int, int], None] = lambda local_rank, pid: None,
         note: Callable[[str], None] = lambda line: None,
-        has_devices: bool = False,
+        must_be_gone: bool = False,
         first_server: ForkServerProcess | None = None,
     ) -> None:
         """`python` runs the script where forking is unsafe; `on_start` gets each worker's local rank and pid; `note`
-        gets lines for the log. `has_devices`: devices may write memory until a worker's memory is freed.
-        `first_server`: was started for this command and preloads; None: nothing was started yet."""
+        gets lines for the log. `must_be_gone`: nobody takes a dead worker's seat before the kernel has
+        freed what it had. `first_server`: was started for this command and preloads; None: nothing was started yet."""
         self._command = tuple(command)
         self._on_end = on_end
         self._on_start = on_start
@@ -108,7 +108,7 @@ class Workers:
         """Other commands that run beside the workers, by the fork server's number."""
         self._survivors = Survivors(self._on_seated, self._on_rehearsed)
         self.spares = Spares(note)
-        self._has_devices = has_devices
+        self._must_be_gone = must_be_gone
         self._folder: Path | None = None
         """For life lines; None: there are none."""
         self._leaving = dict[int, int]()
@@ -343,7 +343,7 @@ class Workers:
         """
         if (worker := self._running.pop(end.id, None)) is None:
             return
-        if self.spares.warm and not self._has_devices:
+        if self.spares.warm and not self._must_be_gone:
             worker.dead.set()
         else:
             self._dying[end.id] = worker
