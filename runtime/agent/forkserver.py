@@ -1,14 +1,16 @@
 """The fork server: `python -m everstep.runtime.agent.forkserver --socket FD [--preload M]... -- script.py args`.
 
 It imports once what the script will import, and stays a single-threaded process without a CUDA context. A worker is a
-fork of it, which takes about 20 ms instead of the seconds of importing torch. If forking is unsafe (threads, CUDA) or
-not wanted, workers are forked and then exec Python: slower, otherwise the same.
+fork of it, which takes about 20 ms instead of the seconds of importing torch. So is its clone, which waits to take its
+place should it die. If forking is unsafe (threads, CUDA) or not wanted, workers are forked and then exec Python:
+slower, otherwise the same.
 """
 
 import argparse
 import ctypes
 import gc
 import os
+import platform
 import select
 import signal
 import socket
@@ -22,7 +24,7 @@ from typing import NoReturn
 
 import msgspec
 
-from everstep.runtime.agent.forkserver_client import LARGEST_PACKET, Exited, Forked, Ready, Signal, Spawn
+from everstep.runtime.agent.forkserver_client import LARGEST_PACKET, Clone, Exited, Forked, Ready, Signal, Spawn
 from everstep.runtime.agent.preload import import_turn, preload, why_not_to_fork
 from everstep.runtime.agent.script import exec_arguments, run_and_exit
 from everstep.runtime.agent.tcp_store import restrict_torch_store
@@ -31,8 +33,11 @@ from everstep.runtime.watch import in_worker
 
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _PR_SET_PDEATHSIG = 1
+_CLONE_PARENT = 0x8000
+_SYS_CLONE = {"x86_64": 56, "aarch64": 220}
+"""The number of clone(2) by machine."""
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Spawn | Signal).decode
+_decode = msgspec.json.Decoder(Spawn | Signal | Clone).decode
 
 
 def die_with_parent(parent: int) -> None:
@@ -75,6 +80,8 @@ class _Server:
         message = _decode(packet)
         if isinstance(message, Spawn):
             self._fork(message, files[0], files[1])
+        elif isinstance(message, Clone):
+            self._clone(files[0])
         else:
             for number, pid in self._workers.values():
                 if number == message.id:
@@ -91,6 +98,22 @@ class _Server:
         pidfd = os.pidfd_open(pid)
         self._workers[pidfd] = (spawn.id, pid)
         self._poll.register(pidfd, select.POLLIN)
+
+    def _clone(self, channel: int) -> None:
+        agent = os.getppid()
+        if fork_sibling() == 0:
+            try:
+                die_with_parent(agent)
+                self._channel.close()
+                for file in self._workers:
+                    os.close(file)
+                own_channel = socket.socket(fileno=channel)
+                own_channel.send(_encode(Ready(os.getpid(), 0.0, "")))
+                _serve(_Server(own_channel, self._command, self._base, self._python))
+            except BaseException:  # noqa: BLE001 - the outermost edge of the clone
+                traceback.print_exc()
+                os._exit(1)
+        os.close(channel)
 
     def _reap(self, pidfd: int) -> None:
         died_at = time.time()
@@ -158,6 +181,24 @@ def _physical_cores() -> int:
     return len(usable)
 
 
+def fork_sibling() -> int:
+    """As os.fork in a process of one thread, but the new process is a child of this one's parent (clone(2)).
+
+    Returns -1 where that is not possible."""
+    if (call := _SYS_CLONE.get(platform.machine())) is None:
+        return -1
+    return ctypes.PyDLL(None).syscall(call, _CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
+
+
+def _serve(server: _Server) -> NoReturn:
+    """To the end of the process."""
+    try:
+        server.serve()
+    finally:
+        server.end_workers()
+    os._exit(0)  # torch's exit handlers take half a second.
+
+
 def signal_group(pid: int, signum: int) -> None:
     """Signal the process group of a worker that was not waited for yet; only the worker until it has made its group."""
     with suppress(ProcessLookupError, PermissionError):
@@ -198,13 +239,8 @@ def main(arguments: Sequence[str]) -> None:
     sys.stderr.flush()
     channel = socket.socket(fileno=options.socket)
     os.set_inheritable(options.socket, False)
-    channel.send(_encode(Ready(time.monotonic() - began, reason, tuple(warnings))))
-    server = _Server(channel, command, base, options.python if reason else "")
-    try:
-        server.serve()
-    finally:
-        server.end_workers()
-    os._exit(0)  # torch's exit handlers take half a second.
+    channel.send(_encode(Ready(os.getpid(), time.monotonic() - began, reason, tuple(warnings))))
+    _serve(_Server(channel, command, base, options.python if reason else ""))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,21 @@
 """The agent's side of the fork server, and the messages between the two: one JSON message per packet.
 
-The agent sends Spawn (with the worker's stdout and stderr as file descriptors) and Signal. The fork server sends Ready
-once, and Exited for each worker. Each worker sends Forked itself, before anything else: Exited comes later.
+The agent sends Spawn (with the worker's stdout and stderr as file descriptors), Signal and Clone. The fork server sends
+Ready once, and Exited for each worker. Each worker sends Forked itself, before anything else: Exited comes later.
 """
 
 import asyncio
 import os
 import signal
 import socket
+import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
 
-from everstep.runtime.agent.forkserver_process import ForkServerProcess
+from everstep.runtime.agent.forkserver_process import ClonedProcess, ForkServerProcess
 from everstep.runtime.system.processes import wait_for_end
 
 LARGEST_PACKET = 1 << 18
@@ -41,9 +42,15 @@ class Signal(msgspec.Struct, frozen=True, tag=True):
     signal: int
 
 
+class Clone(msgspec.Struct, frozen=True, tag=True):
+    """Fork another fork server, which is ready at once, and serves the connection whose end comes with this."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """Preloading is finished."""
 
+    pid: int
+    """The fork server's."""
     seconds: float
     plain: str
     """Why workers are started by exec instead of by fork alone; empty if they are plain forks."""
@@ -90,7 +97,7 @@ class ForkServer:
         on_exit: Callable[[Exited], None],
         on_lost: Callable[[], None],
     ) -> None:
-        """Take over its process, which may preload still."""
+        """Take over its process, which may preload still; a clone says which process it is when it is ready."""
         self._loop = asyncio.get_running_loop()
         self._on_fork = on_fork
         self._on_exit = on_exit
@@ -103,6 +110,7 @@ class ForkServer:
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
         """Raises ForkServerLost if the fork server ended first."""
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
+        self._process: subprocess.Popen[bytes] | ClonedProcess | None
         self._process, self._socket = server
         self._loop.add_reader(self._socket, self._on_readable)
         self.alive = True
@@ -118,6 +126,20 @@ class ForkServer:
         except OSError as error:
             raise ForkServerLost(f"the fork server takes no request: {error}") from error
 
+    def clone(self) -> ForkServerProcess:
+        """Another fork server as this one, which outlives it, and is the agent's child, too. It is there only if it
+        becomes ready: where the machine cannot make it, it counts as lost. Raises ForkServerLost."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            self._send(_encode(Clone()), [theirs.fileno()])
+        except OSError as error:
+            ours.close()
+            raise ForkServerLost(f"the fork server takes no request: {error}") from error
+        finally:
+            theirs.close()
+        return ForkServerProcess(None, ours)
+
     def signal(self, number: int, signum: int) -> None:
         """Send a signal to a worker's process group; does nothing if the worker is gone."""
         with suppress(OSError):
@@ -126,8 +148,9 @@ class ForkServer:
     async def close(self) -> None:
         """End the fork server and its remaining workers."""
         self._disconnect()
-        self._process.kill()
-        await asyncio.to_thread(self._process.wait)
+        if self._process is not None:
+            self._process.kill()
+        await self._wait_for_process()
         await self._kill_workers()
 
     async def wait_until_buried(self) -> None:
@@ -176,6 +199,7 @@ class ForkServer:
 
     def _handle(self, message: Ready | Forked | Exited) -> None:
         if isinstance(message, Ready):
+            self._process = self._process or ClonedProcess(message.pid)
             self.ready.set_result(message)
         elif isinstance(message, Forked):
             with suppress(ProcessLookupError):
@@ -202,7 +226,8 @@ class ForkServer:
     def _give_up(self) -> None:
         """End a fork server whose imports hang: a worker that hangs in them is seen, and its stack is written."""
         self._loss = f"the script's imports were not done after {PRELOAD_S:.0f} s"
-        self._process.kill()
+        if self._process is not None:
+            self._process.kill()
 
     def _handle_loss(self) -> None:
         self._disconnect()
@@ -211,9 +236,14 @@ class ForkServer:
         self._burial = self._loop.create_task(self._report_loss())
 
     async def _report_loss(self) -> None:
-        await asyncio.to_thread(self._process.wait)
+        await self._wait_for_process()
         await self._kill_workers()
         self._on_lost()
+
+    async def _wait_for_process(self) -> None:
+        """A clone that has not said which process it is was not there, or ends with its connection."""
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)
 
     async def _kill_workers(self) -> None:
         """SIGKILL the workers that outlived the fork server, and wait until they are dead."""

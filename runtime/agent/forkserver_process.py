@@ -1,6 +1,7 @@
 """Starts the process of a fork server. Standard library only: an agent does it before it imports the rest of itself."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -12,10 +13,25 @@ from everstep.runtime.agent.compiler import compiler_variables
 _NOT_FOR_WORKERS = ("EVERSTEP_JOB_TOKEN",)
 
 
+class ClonedProcess(NamedTuple):
+    """A child of this process that one of its children has made."""
+
+    pid: int
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """Wait for its end, once; returns its exit code."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
 class ForkServerProcess(NamedTuple):
     """A process that preloads, and the connection to it."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | None
+    """None: a clone, which says on the connection which process it is."""
     socket: socket.socket
 
 

@@ -34,6 +34,7 @@ from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.shown_iterations import ShownIterations
 from everstep.runtime.agent.shutdown import Shutdown
 from everstep.runtime.agent.spare_keeper import SpareKeeper
+from everstep.runtime.agent.spares import must_be_gone
 from everstep.runtime.agent.telemetry_sender import TelemetrySender
 from everstep.runtime.agent.worker_server import LinkHandlers, LinkServer
 from everstep.runtime.agent.worker_specs import board_path, worker_specs
@@ -84,7 +85,7 @@ class AgentLifecycle:
         self._oom = OomCounter(own_counter_path())
         self._workers = Workers(
             settings.command, settings.preload, self._events.put, settings.python, dependencies.on_start,
-            dependencies.note, has_devices=bool(machine_devices(os.environ)), first_server=dependencies.fork_server,
+            dependencies.note, must_be_gone=must_be_gone(settings, os.environ), first_server=dependencies.fork_server,
         )  # fmt: skip
         self._reports = KeeperReports(
             settings.node, client, self._background, lambda: self._link.seat, self._run_in_thread, dependencies

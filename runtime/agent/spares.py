@@ -8,9 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from everstep.runtime.agent.output import Pipe
+from everstep.runtime.agent.settings import Settings
+from everstep.runtime.platform.devices import machine_devices
 from everstep.runtime.protocol.survivor_link import Rehearsed
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def must_be_gone(settings: Settings, environment: Mapping[str, str]) -> bool:
+    """Whether a spare needs what a dead worker still has while the kernel frees its memory: devices may write that
+    memory, and the port that the user chose is bound, where others would meet a listener that is about to close."""
+    return bool(machine_devices(environment)) or settings.meet is not None
 
 
 @dataclass

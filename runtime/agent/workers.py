@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from everstep.runtime.agent.fork_servers import ForkServers
 from everstep.runtime.agent.forkserver_client import Exited, Forked, ForkServer, ForkServerLost, Spawn
-from everstep.runtime.agent.forkserver_process import ForkServerProcess, start_fork_server
+from everstep.runtime.agent.forkserver_process import ForkServerProcess
 from everstep.runtime.agent.output import LAST_WORDS, Output, Pipe
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.spares import Spare, Spares
@@ -87,19 +88,18 @@ class Workers:
         python: str = sys.executable,
         on_start: Callable[[int, int], None] = lambda local_rank, pid: None,
         note: Callable[[str], None] = lambda line: None,
-        has_devices: bool = False,
+        must_be_gone: bool = False,
         first_server: ForkServerProcess | None = None,
     ) -> None:
         """`python` runs the script where forking is unsafe; `on_start` gets each worker's local rank and pid; `note`
-        gets lines for the log. `has_devices`: devices may write memory until a worker's memory is freed.
-        `first_server`: was started for this command and preloads; None: nothing was started yet."""
+        gets lines for the log. `must_be_gone`: nobody takes a dead worker's seat before the kernel has
+        freed what it had. `first_server`: was started for this command and preloads; None: nothing was started yet."""
         self._command = tuple(command)
-        self._preload = preload
         self._on_end = on_end
-        self._python = python
         self._on_start = on_start
-        self._first_server = first_server
-        self._server: ForkServer | None = None
+        self._servers = ForkServers(
+            self._command, preload, python, first_server, self._on_forked, self._on_exited, self._on_lost
+        )
         self._running: dict[int, _Worker] = {}
         self._dying: dict[int, _Worker] = {}
         """Those that run no more, and whose memory has to be free before another takes their seat."""
@@ -108,7 +108,7 @@ class Workers:
         """Other commands that run beside the workers, by the fork server's number."""
         self._survivors = Survivors(self._on_seated, self._on_rehearsed)
         self.spares = Spares(note)
-        self._has_devices = has_devices
+        self._must_be_gone = must_be_gone
         self._folder: Path | None = None
         """For life lines; None: there are none."""
         self._leaving = dict[int, int]()
@@ -121,22 +121,11 @@ class Workers:
 
     async def wait_until_ready(self, plain: bool) -> tuple[str, ...]:
         """Wait until workers can be started; returns lines for the log. Replaces a fork server that has ended."""
-        if self._server is not None:
-            if self._server.alive:
-                return ()
-            await self._server.wait_until_buried()  # Its end must not count as the next server's.
-        self._server = self._start_server(plain)
-        try:
-            ready = await self._server.ready
-        except ForkServerLost as error:
-            await self._server.wait_until_buried()
-            self._server = self._start_server(plain=True)
-            await self._server.ready
-            return (f"{error}; workers are started by exec, each imports everything itself",)
-        lines = [f"preload: {line}" for line in ready.warnings]
-        if ready.plain and not plain:
-            lines.append(f"{ready.plain}: workers are started by exec, each imports everything itself")
-        return tuple(lines)
+        return await self._servers.wait_until_ready(plain)
+
+    @property
+    def _server(self) -> ForkServer | None:
+        return self._servers.current
 
     def pids(self) -> dict[int, int]:
         """The process id of each live local rank."""
@@ -324,16 +313,8 @@ class Workers:
     async def close(self) -> None:
         """End the fork server and the remaining workers."""
         self._survivors.close()
-        if self._first_server is not None:
-            self._server = self._start_server(plain=False)
-        if self._server is not None and self._server.alive:
-            await self._server.close()
+        await self._servers.close()
         self._on_lost()
-
-    def _start_server(self, plain: bool) -> ForkServer:
-        process, self._first_server = self._first_server, None
-        process = process or start_fork_server(self._command, self._preload, plain=plain, python=self._python)
-        return ForkServer(process, self._on_forked, self._on_exited, self._on_lost)
 
     def _life_line(self, number: int) -> str:
         return str(self._folder / f"life-{number}") if self._folder else ""
@@ -370,7 +351,7 @@ class Workers:
         """
         if (worker := self._running.pop(end.id, None)) is None:
             return
-        if self.spares.warm and not self._has_devices:
+        if self.spares.warm and not self._must_be_gone:
             worker.dead.set()
         else:
             self._dying[end.id] = worker

@@ -38,10 +38,7 @@ async def inject(fault: Fault, agent: int) -> FiredFault:
         if why := clock.refusal():
             raise NotFiredError(why)
         return FiredFault(fault.kind, "", moment, await victims.set_clock(agent, fault))
-    if fault.kind is Kind.FORK_SERVER:
-        processes = victims.children_running(agent, victims.AGENT_SERVER)
-    else:
-        processes = victims.workers_of(agent)
+    processes = victims.server_of(agent) if fault.kind is Kind.FORK_SERVER else victims.workers_of(agent)
     if not processes:
         raise NotFiredError("the node has no such process")
     try:

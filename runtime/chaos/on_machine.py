@@ -148,7 +148,7 @@ class MachineInjector:
 
     async def _kill_fork_server(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
-        servers = victims.children_running(entry.pid, victims.AGENT_SERVER)
+        servers = victims.server_of(entry.pid)
         if not servers:
             raise NotPossibleError(f"{entry.name} has no fork server: its script is started as a plain process")
         return await victims.kill(fault.kind, entry.name, servers)

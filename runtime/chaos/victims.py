@@ -42,6 +42,12 @@ def workers_of(pid: int) -> list[psutil.Process]:
     return [worker for server in children_running(pid, AGENT_SERVER) for worker in children_of(server)]
 
 
+def server_of(pid: int) -> list[psutil.Process]:
+    """The fork server of a node's agent that has the training processes, not its clone; the first if none has any."""
+    servers = children_running(pid, AGENT_SERVER)
+    return [server for server in servers if children_of(server)][:1] or servers[:1]
+
+
 def agent_and_below(pid: int) -> list[psutil.Process]:
     """A node's agent and its processes; none if it has ended."""
     with suppress(psutil.NoSuchProcess):

@@ -286,7 +286,7 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
     round_ = record.round
     if round_.number != next_round(state):
         raise UnlistedTransition(f"round {round_.number} where {next_round(state)} is the next")
-    before = member_names(state.round)
+    is_same = member_names(state.round) == member_names(round_)
     nodes: list[NodeState] = []
     first_rank = 0
     for members in round_.members.values():
@@ -300,6 +300,9 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
             )  # fmt: skip
             nodes.append(node)
         first_rank += sum(slots)
+    for role in round_.members:  # They were waited for, and are not waited for again.
+        late_nodes = state.nodes.select(role, (P.REJOINING,))
+        nodes += [node_after(node, record, node.action_reason, node.action_round) for node in late_nodes]
     worlds = {**state.worlds, round_.number: first_rank}
     restored_iteration = round_.restore.iteration if round_.restore else 0
     queues = {name: data_queues.in_next_round(queue, restored_iteration) for name, queue in state.queues.items()}
@@ -308,7 +311,7 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
     return _with_nodes(
         state, *nodes, round=round_, finished={}, reason=round_.reason, hang=None, slow=(), queues=queues,
         began_at=state.began_at or record.time,
-        changed_at=state.changed_at if before == {node.name for node in nodes} else record.time,
+        changed_at=state.changed_at if is_same else record.time,
         members={role: len(members) for role, members in round_.members.items()},
         workers={role: sum(member.slots for member in members) for role, members in round_.members.items()},
         worlds={number: worlds[number] for number in sorted(worlds)[-KEPT_WORLDS:]},

@@ -48,7 +48,7 @@ class NodePhase(StrEnum):
     REJOINING = "rejoining"
     """Its round was broken; it is told to join again."""
     SUSPECTED = "suspected"
-    """Its round was broken because it answers nobody: it is told to join again, and no round waits for it."""
+    """It is told to join again, and no round waits for it: it answers nobody, or a round was formed without it."""
     RELEASED = "released"
     """Told to leave."""
     LOST = "lost"
@@ -91,6 +91,7 @@ NODE_TRANSITIONS: dict[tuple[NodePhase, type], NodePhase] = {
     (P.RUNNING, RoundBroken): P.REJOINING,
     (P.FINISHED, RoundBroken): P.REJOINING,
     (P.REJOINING, NodeSuspected): P.SUSPECTED,
+    (P.REJOINING, RoundFormed): P.SUSPECTED,
     **{(phase, NodeLeaving): phase for phase in LIVE},
     **{
         (phase, kind): to

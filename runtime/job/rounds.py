@@ -2,10 +2,10 @@
 
 A round is formed at once when every desired node has joined, or every live one and none is on its way. Otherwise, with
 at least the minimum, it is formed after a wait: the join window before the first round and for survivors (after
-torchrun's elastic rendezvous, "last call"), the replacement wait for replacements and growth. A replacement is not
-waited for where no node has started that fast so far. A running round is broken to grow, after the cool-down, and to
-let members leave. Until a round is formed, nodes are only counted, so a join among 10,000 nodes costs as much as one
-among two.
+torchrun's elastic rendezvous, "last call"), the replacement wait for replacements and growth. A survivor that missed a
+round is not waited for again, nor a replacement where no node has started that fast so far. A running round is broken
+to grow, after the cool-down, and to let members leave. Until a round is formed, nodes are only counted, so a join among
+10,000 nodes costs as much as one among two.
 """
 
 from collections.abc import Collection, Sequence

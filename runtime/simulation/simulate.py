@@ -43,6 +43,8 @@ from everstep.runtime.simulation.trace import Failure, Trace
 ROLE = "worker"
 FOUND_SHARE = 0.9
 """Share of bad machines that a node check finds."""
+_SURVIVING = (NodePhase.REJOINING, NodePhase.SUSPECTED)
+"""Phases of nodes that are told to join again."""
 _EVER = 1e9
 _BEGIN = 1000.0
 """The brain's time at which the trace begins."""
@@ -188,14 +190,10 @@ class _World:
         number = round_number(state)
         for name in names:
             node_state, machine = state.nodes.get(name), self._machine.get(name)
-            if (
-                machine is None
-                or node_state is None
-                or node_state.phase not in (NodePhase.REQUESTED, NodePhase.REJOINING)
-            ):
+            if machine is None or node_state is None or node_state.phase not in (NodePhase.REQUESTED, *_SURVIVING):
                 continue
             holdings: tuple[Holding, ...] = ()
-            if node_state.phase is NodePhase.REJOINING and self._staged:
+            if node_state.phase in _SURVIVING and self._staged:
                 holdings = (Holding(number, self._staged, node=name, address=f"10.0.0.1:{machine}"),)
             count = self._joins[name] = self._joins.get(name, 0) + 1
             join = Join(name, ROLE, f"m{machine}", 8, f"10.0.0.1:{machine}", 29500, holdings, number, number=count)
@@ -206,7 +204,7 @@ class _World:
     def _rejoin(self, number: int) -> None:
         """All survivors of that round."""
         if round_number(self.brain.state) == number:
-            self._join(tuple(node.name for node in self.brain.state.nodes.select(ROLE, (NodePhase.REJOINING,))))
+            self._join(tuple(node.name for node in self.brain.state.nodes.select(ROLE, _SURVIVING)))
 
     def _begin(self, record: RoundFormed) -> None:
         """The round's workers start; they train once all is built and read."""

@@ -11,6 +11,7 @@ import pytest
 from everstep.runtime.agent.environment import worker_command, worker_environment
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.settings import Settings, settings_of
+from everstep.runtime.agent.spares import must_be_gone
 from everstep.runtime.protocol.rounds import Seat
 
 SEAT = Seat(
@@ -27,6 +28,15 @@ SETTINGS = Settings(
 def environment_of(local_rank: int, base: Mapping[str, str] | None = None, **settings: Any) -> Mapping[str, str]:
     """The environment of one worker."""
     return worker_environment(replace(SETTINGS, **settings), SEAT, local_rank, link="/s/link", base=base or {})
+
+
+@pytest.mark.parametrize(
+    ("devices", "meet", "waits"), [("", None, False), ("0", None, True), ("", ("127.0.0.1", 29500), True)]
+)
+def test_a_spare_waits_until_the_dead_workers_devices_and_the_users_port_are_free(
+    devices: str, meet: tuple[str, int] | None, waits: bool
+) -> None:
+    assert must_be_gone(replace(SETTINGS, meet=meet), {"CUDA_VISIBLE_DEVICES": devices}) is waits
 
 
 def test_ranks_are_counted_from_the_seat_and_the_names_are_torchruns() -> None:

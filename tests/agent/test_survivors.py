@@ -109,14 +109,14 @@ class Node:
 
 @asynccontextmanager
 async def node(
-    folder: Path, script: str, preload: Sequence[str] = (), has_devices: bool = False
+    folder: Path, script: str, preload: Sequence[str] = (), must_be_gone: bool = False
 ) -> AsyncIterator[Node]:
     (folder / "train.py").write_text(script)
     log = os.open(folder / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
     command = [str(folder / "train.py"), ""]
     ends: asyncio.Queue[WorkerEnd] = asyncio.Queue()
     notes: list[str] = []
-    workers = Workers(command, preload, ends.put_nowait, note=notes.append, has_devices=has_devices)
+    workers = Workers(command, preload, ends.put_nowait, note=notes.append, must_be_gone=must_be_gone)
     try:
         async with asyncio.timeout(DEADLINE_S):
             workers.open(folder / SOCKET_NAME)
@@ -251,15 +251,15 @@ def test_a_worker_that_dies_is_followed_by_a_warm_spare(tmp_path: Path) -> None:
     asyncio.run(story())
 
 
-@pytest.mark.parametrize("devices", [False, True])
+@pytest.mark.parametrize("must_be_gone", [False, True])
 @pytest.mark.parametrize("spare", [False, True])
 def test_a_workers_end_is_reported_before_its_parent_knows_and_only_a_spare_needs_no_room(
-    tmp_path: Path, spare: bool, devices: bool
+    tmp_path: Path, spare: bool, must_be_gone: bool
 ) -> None:
     """The fork server stands still, as if the kernel freed much memory."""
 
     async def story() -> None:
-        async with node(tmp_path, SPARE, has_devices=devices) as one:
+        async with node(tmp_path, SPARE, must_be_gone=must_be_gone) as one:
             one.start(1)
             await one.wait_for("[1] round 1")
             if spare:
@@ -278,7 +278,7 @@ def test_a_workers_end_is_reported_before_its_parent_knows_and_only_a_spare_need
                 one.workers.end_round(1)
                 free = asyncio.ensure_future(one.workers.wait_until_free())
                 await asyncio.wait([free], timeout=0.1)
-                assert free.done() == (spare and not devices)
+                assert free.done() == (spare and not must_be_gone)
             finally:
                 server.resume()
             await free

@@ -285,6 +285,25 @@ def agent() -> Iterator[subprocess.Popen[bytes]]:
     process.wait()
 
 
+def test_the_fork_server_that_is_killed_is_the_one_with_the_training_processes() -> None:
+    serves, waits = ("import subprocess; subprocess.run(['sleep', '60'])", "import signal; signal.pause()")
+    start = "Popen([sys.executable, '-c', {!r}, " + repr(victims.AGENT_SERVER) + "])"
+    code = f"import sys\nfrom subprocess import Popen\n{start.format(waits)}\n{start.format(serves)}.wait()"
+    with subprocess.Popen([sys.executable, "-c", code]) as agent:
+        wait_until(lambda: victims.workers_of(agent.pid), "it has all its processes")
+        below = psutil.Process(agent.pid).children(recursive=True)
+        servers = wait_until(
+            lambda: found if len(found := victims.children_running(agent.pid, victims.AGENT_SERVER)) == 2 else None,
+            "both fork servers",
+        )
+        (worker,), (server,) = victims.workers_of(agent.pid), victims.server_of(agent.pid)
+        for process in (psutil.Process(agent.pid), *below):
+            process.kill()
+    assert server in servers
+    assert worker.pid not in (server.pid for server in servers)
+    assert server == servers[1]
+
+
 @pytest.mark.parametrize("kind", [Kind.CRASH, Kind.FORK_SERVER])
 def test_a_program_in_the_pod_kills_the_agents_processes(agent: subprocess.Popen[bytes], kind: Kind) -> None:
     (worker,), (server,) = victims.workers_of(agent.pid), victims.children_running(agent.pid, victims.AGENT_SERVER)

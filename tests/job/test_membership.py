@@ -212,6 +212,27 @@ def test_the_fastest_start_counts_and_a_master_that_takes_over_knows_it() -> Non
     assert world.number == 1
 
 
+def test_a_survivor_that_missed_a_round_is_not_waited_for_again_and_comes_back_when_it_grows() -> None:
+    world = World(platform({"worker": RoleSpec(3, 1)}))
+    world.join_all()
+    world.exit("worker-2-0", -9)
+    world.join("worker-0-0")
+    world.join("worker-1-0")
+    assert world.number == 1, "it survives, and is waited for"
+    world.wait(11)
+    assert members(world) == ["worker-0-0", "worker-1-0"]
+    world.exit("worker-1-0", -9)
+    world.join("worker-1-0")
+    world.join("worker-0-0")
+    assert (world.number, members(world)) == (3, ["worker-0-0", "worker-1-0"])
+    assert (order := directive(world.state, "worker-2-0")) is not None
+    assert (order.action, order.round) == (Action.REJOIN, 1)
+    world.join("worker-2-0", after_round=1)
+    world.wait(31)
+    world.join_all()
+    assert (world.number, len(members(world))) == (4, 3)
+
+
 @pytest.mark.parametrize(("took_s", "pause_s"), [(5, 30), (100, 200)])
 def test_a_round_is_broken_to_grow_once_the_newcomer_has_missed_what_the_last_restart_took(
     took_s: float, pause_s: float

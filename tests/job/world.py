@@ -24,6 +24,8 @@ from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.protocol.messages import Dumped, Heartbeat, Join, SelfTest, WorkerExit
 from everstep.runtime.watch.slow_ranks import Pace, SlowPart
 
+_TO_JOIN = (NodePhase.REQUESTED, NodePhase.REJOINING, NodePhase.SUSPECTED)
+
 
 class World:
     """One job, its journal, and the memory of its nodes."""
@@ -181,7 +183,7 @@ class World:
 
     def join_all(self) -> None:
         """Every node that is asked for, or told to join again, joins; those that are told to test themselves do."""
-        while waiting := self.names(NodePhase.REQUESTED, NodePhase.REJOINING, NodePhase.CHECKING):
+        while waiting := self.names(*_TO_JOIN, NodePhase.CHECKING):
             before = self.state
             for name in waiting:
                 if self.state.nodes[name].phase is NodePhase.CHECKING:

@@ -1,0 +1,144 @@
+"""A node's fork servers: when one is killed its clone forks the next workers, and nothing is imported again."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from everstep.runtime.agent import forkserver
+from everstep.runtime.agent.output import NodeLog
+from everstep.runtime.agent.script import TRACEBACK_VARIABLE
+from everstep.runtime.agent.workers import WorkerEnd, Workers, WorkerSpec
+
+DEADLINE_S = 60
+IMPORTED = "import os\nwith open(os.environ['IMPORTS'], 'a') as file:\n    file.write('x')\n"
+SCRIPT = "import imported\nimport os, signal\nprint(os.getppid(), flush=True)\nsignal.pause()\n"
+
+
+class Node:
+    """The workers of one node, whose script says who forked it, and waits."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.ends, self.round = folder, asyncio.Queue[WorkerEnd](), 0
+        self.started = asyncio.Queue[int]()
+        self.command = [str(folder / "train.py")]
+        self.workers = Workers(
+            self.command, [], self.ends.put_nowait, on_start=lambda rank, pid: self.started.put_nowait(pid)
+        )
+
+    async def start(self) -> int:
+        """Start a worker; the process that forked it."""
+        self.said = await self.workers.wait_until_ready(plain=False)
+        self.round += 1
+        log = os.open(self.folder / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
+        variables = {"RANK": "0", TRACEBACK_VARIABLE: str(self.folder / "traceback")}
+        output = NodeLog(log, self.folder).open(0, 0)
+        self.workers.start(self.round, False, [WorkerSpec(variables, tuple(self.command), output)])
+        return psutil.Process(await self.started.get()).ppid()
+
+    def imports(self) -> int:
+        """How often the script's imports were made."""
+        return len((self.folder / "imports").read_text())
+
+
+Play = Callable[[Callable[[Node], Awaitable[None]]], None]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
+    """Run a story of a node; afterwards none of its processes is left."""
+    (tmp_path / "imported.py").write_text(IMPORTED)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.setenv("IMPORTS", str(tmp_path / "imports"))
+
+    async def run(story: Callable[[Node], Awaitable[None]]) -> None:
+        node = Node(tmp_path)
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                await story(node)
+        finally:
+            await node.workers.close()
+
+    before = psutil.Process().children()
+    yield lambda story: asyncio.run(run(story))
+    assert [process for process in psutil.Process().children() if process not in before] == []
+
+
+def servers() -> set[int]:
+    """The fork servers that live."""
+    return {
+        child.pid
+        for child in psutil.Process().children()
+        if child.status() != psutil.STATUS_ZOMBIE and forkserver.__name__ in child.cmdline()
+    }
+
+
+async def wait_for_servers(count: int) -> set[int]:
+    """All of them, when there are so many."""
+    while len(found := servers()) != count:
+        await asyncio.sleep(0.01)
+    return found
+
+
+def test_the_clone_of_a_killed_fork_server_forks_the_next_workers_and_imports_nothing(
+    play: Play,
+) -> None:
+    async def story(node: Node) -> None:
+        used = [await node.start()]
+        for _ in range(3):
+            assert used[-1] in await wait_for_servers(2)
+            os.kill(used[-1], signal.SIGKILL)
+            assert (await node.ends.get()).exit_code == -signal.SIGKILL
+            used.append(await node.start())
+            assert node.said == ("the fork server has ended: its clone takes its place",)
+        assert len(set(used)) == len(used)
+        assert node.imports() == 1
+
+    play(story)
+
+
+def test_a_killed_clone_is_followed_by_another(play: Play) -> None:
+    async def story(node: Node) -> None:
+        used = await node.start()
+        (clone,) = await wait_for_servers(2) - {used}
+        os.kill(clone, signal.SIGKILL)
+        assert await wait_for_servers(1) == {used}
+        node.workers.end_round(1)
+        assert (await node.ends.get()).exit_code == -signal.SIGKILL
+        assert await node.start() == used
+        assert clone not in await wait_for_servers(2)
+        assert node.imports() == 1
+
+    play(story)
+
+
+def test_if_both_are_killed_the_next_fork_server_imports_again(
+    play: Play,
+) -> None:
+    async def story(node: Node) -> None:
+        used = await node.start()
+        for server in await wait_for_servers(2):
+            os.kill(server, signal.SIGKILL)
+        assert (await node.ends.get()).exit_code == -signal.SIGKILL
+        assert await node.start() != used
+        assert node.imports() == 2
+
+    play(story)
+
+
+def test_without_a_way_to_clone_the_next_fork_server_imports_again(play: Play, tmp_path: Path) -> None:
+    (tmp_path / "imported.py").write_text(IMPORTED + "import platform\nplatform.machine = lambda: 'other'\n")
+
+    async def story(node: Node) -> None:
+        used = await node.start()
+        assert await wait_for_servers(1) == {used}
+        os.kill(used, signal.SIGKILL)
+        assert (await node.ends.get()).exit_code == -signal.SIGKILL
+        assert await node.start() != used
+        assert node.imports() == 2
+
+    play(story)
