@@ -10,7 +10,7 @@ import sys
 import traceback
 from dataclasses import replace
 
-from everstep.runtime.agent.forkserver_process import ForkServerProcess, start_fork_server
+from everstep.runtime.agent.forkserver_process import start_fork_server
 from everstep.runtime.agent.script import Kind, split_command
 from everstep.runtime.agent.settings import Settings, settings_of
 from everstep.runtime.exit_codes import ExitCode
@@ -32,13 +32,6 @@ def _with_code_here(settings: Settings) -> Settings:
     return replace(settings, command=[str(script), *arguments])
 
 
-def _start_early(settings: Settings) -> ForkServerProcess | None:
-    """None where it would disturb: a check of this node before it joins measures how fast it is."""
-    if settings.plain or settings.unfit is not None:
-        return None
-    return start_fork_server(settings.command, settings.preload)
-
-
 def main() -> None:
     """Run one agent to its end."""
     try:
@@ -50,7 +43,7 @@ def main() -> None:
         sys.exit(ExitCode.BAD_INPUT)
     os.environ["EVERSTEP_NODE"] = settings.node  # This and EVERSTEP_JOB identify the node's processes.
     try:
-        fork_server = _start_early(settings)
+        fork_server = None if settings.plain else start_fork_server(settings.command, settings.preload)
         from everstep.runtime.agent.node_process import run
 
         code = asyncio.run(run(settings, persist_interval, fork_server))

@@ -7,18 +7,24 @@ import signal
 import socket
 import tempfile
 import time
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import aiohttp
 
+from everstep.runtime.agent.beside import Beside
 from everstep.runtime.agent.client import MasterClient
 from everstep.runtime.agent.dependencies import AgentStatus, Dependencies, Ending, LocalResources
 from everstep.runtime.agent.life import AgentLifecycle
+from everstep.runtime.agent.measuring import measure_beside
 from everstep.runtime.agent.neighbours import Questions, make_answer
 from everstep.runtime.agent.peer_server import application
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.shutdown import Shutdown
+from everstep.runtime.diagnosis.admission_client import StartMeasuring
+from everstep.runtime.diagnosis.measurement_process import start_measurement_process
 from everstep.runtime.net.token_gate import TokenGate, application_of, listen
 from everstep.runtime.platform.debris import SHARED_MEMORY, end_processes, memory_prefix
 from everstep.runtime.protocol.messages import JOB_HEADER
@@ -37,10 +43,30 @@ class Agent:
         self.shutdown = Shutdown(settings, dependencies.say)
         self.client = MasterClient(settings.master, dependencies.find_master, chance, dependencies.say)
         self.status = AgentStatus()
+        self._life: AgentLifecycle | None = None
+        """While workers can be started."""
+        self._is_open = asyncio.Event()
 
     def leave(self, signum: signal.Signals = signal.SIGTERM) -> None:
         """End gracefully; on a second call, at once."""
         self.shutdown.give_notice(signum)
+
+    @asynccontextmanager
+    async def measuring(self) -> AsyncIterator[StartMeasuring]:
+        """What starts a process that measures this node, once its workers could be started. Raises MeasurementError.
+
+        Where the fork server cannot fork, it is one that is kept: importing torch takes long.
+        """
+        if beside := await self._forks():
+            yield lambda: measure_beside(beside)
+            return
+        async with start_measurement_process() as measuring:
+            yield lambda: nullcontext(measuring)
+
+    async def _forks(self) -> Beside | None:
+        while self._life is None:
+            await self._is_open.wait()
+        return await self._life.forks()
 
     async def run(self, may_join: asyncio.Event | None = None) -> Ending:
         """Run until there is a reason to leave, and return it. Joins when `may_join` is set; None: at once."""
@@ -61,6 +87,8 @@ class Agent:
             try:
                 return await self._run(life, questions, threads, gate, listener, may_join)
             finally:
+                self._life = None
+                self._is_open.clear()
                 await life.close()
         finally:
             listener.close()
@@ -83,6 +111,8 @@ class Agent:
         async with aiohttp.ClientSession(headers=headers, connector=trust) as session:
             self.client.session = session
             await life.open()
+            self._life = life
+            self._is_open.set()
             served = application(life.keeper, gate, threads, make_answer(self._settings.node, questions))
             async with gate.serve(application_of(served), listener):
                 return await life.run(may_join)

@@ -1,4 +1,4 @@
-"""Checks the node before its agent joins, beside its imports. Later the node is a partner for the checks of others."""
+"""Checks the node once its imports are done, before its agent joins. Later it is a partner for the checks of others."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ async def run_checked(agent: Agent, client: AdmissionClient, unfit: int, say: Ca
     Raises NoQuorumError if too few nodes joined the check.
     """
     may_join = asyncio.Event()
-    checking = asyncio.create_task(client.run(say))
+    checking = asyncio.create_task(client.run(agent.measuring, say))
     running = asyncio.create_task(agent.run(may_join))
     try:
         await asyncio.wait([client.verdict, checking, running], return_when=asyncio.FIRST_COMPLETED)

@@ -25,7 +25,7 @@ _LONGEST_PROBLEM = 1000
 
 async def run_self_test(workers: Workers, node: str, round_: int, dependencies: Dependencies) -> SelfTest:
     """Test this machine before the restart after that round. It counts as fit if the test could not run."""
-    result = result_of(*await workers.run_beside(SELF_TEST, {}))
+    result = result_of(*await workers.beside.run(SELF_TEST, {}))
     verdict = result.problem or ("it is fit" if result.seconds else "not tested in time")
     dependencies.say(f"test after round {round_}, {result.seconds:.2f} s: {verdict}")
     return SelfTest(node, round_, result.seconds, result.problem[:_LONGEST_PROBLEM])

@@ -1,5 +1,6 @@
 """A node's fork server, and its clone: a process that has imported the same, and takes its place when it dies."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -27,12 +28,14 @@ class ForkServers:
         self.current: ForkServer | None = None
         """The one in use; it may have ended."""
         self._clone: ForkServer | None = None
+        self._starting = asyncio.Lock()
 
     async def wait_until_ready(self, plain: bool) -> tuple[str, ...]:
-        """Wait until workers can be started; returns lines for the log. Replaces a fork server that has ended."""
-        lines = () if self.current is not None and self.current.alive else await self._replace(plain)
-        self._keep_clone()
-        return lines
+        """Wait until workers can be started; returns lines for the log, once. Replaces a fork server that has ended."""
+        async with self._starting:
+            lines = () if self.current is not None and self.current.alive else await self._replace(plain)
+            self._keep_clone()
+            return lines
 
     async def close(self) -> None:
         """End them and the remaining workers."""

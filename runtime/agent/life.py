@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from everstep.runtime.agent.background import Background
+from everstep.runtime.agent.beside import Beside
 from everstep.runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
 from everstep.runtime.agent.dependencies import AgentStatus, Dependencies, Ending, Leave, LocalResources
 from everstep.runtime.agent.device_watch import DeviceWatch
@@ -220,15 +221,24 @@ class AgentLifecycle:
     async def _prepare(self, may_join: asyncio.Event | None) -> float:
         """Wait until workers can be started and the node may join; returns the seconds of the former."""
         began = self._loop.time()
-        for line in await self._workers.wait_until_ready(self._settings.plain):
-            self._dependencies.note(line)
+        await self._wait_for_workers()
         prepared_s = self._loop.time() - began
         if may_join is not None:
             await may_join.wait()
         began = self._loop.time()
+        await self._wait_for_workers()  # Its fork server may have ended during the check.
         if self._settings.spares and not self._dialogue.round:
             await self._spare_keeper.warm_up()
         return prepared_s + self._loop.time() - began
+
+    async def _wait_for_workers(self) -> None:
+        for line in await self._workers.wait_until_ready(self._settings.plain):
+            self._dependencies.note(line)
+
+    async def forks(self) -> Beside | None:
+        """What runs commands with what this node's workers have imported, once that is; None: they import it anew."""
+        await self._wait_for_workers()
+        return self._workers.beside if self._workers.forks else None
 
     async def _clear_last_round(self) -> None:
         """Wait until the last round's workers are dead or have left it, then free the slots they were writing."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from everstep.runtime.agent.beside import Beside
 from everstep.runtime.agent.fork_servers import ForkServers
 from everstep.runtime.agent.forkserver_client import Exited, Forked, ForkServer, ForkServerLost, Spawn
 from everstep.runtime.agent.forkserver_process import ForkServerProcess
@@ -104,8 +105,7 @@ class Workers:
         self._dying: dict[int, _Worker] = {}
         """Those that run no more, and whose memory has to be free before another takes their seat."""
         self._last = 0
-        self._beside: dict[int, asyncio.Future[int]] = {}
-        """Other commands that run beside the workers, by the fork server's number."""
+        self.beside = Beside(self._next_number, lambda: self._server)
         self._survivors = Survivors(self._on_seated, self._on_rehearsed)
         self.spares = Spares(note)
         self._must_be_gone = must_be_gone
@@ -120,8 +120,14 @@ class Workers:
         self._folder = path.parent
 
     async def wait_until_ready(self, plain: bool) -> tuple[str, ...]:
-        """Wait until workers can be started; returns lines for the log. Replaces a fork server that has ended."""
+        """Wait until workers can be started; returns lines for the log, once. Replaces a fork server that has ended."""
         return await self._servers.wait_until_ready(plain)
+
+    @property
+    def forks(self) -> bool:
+        """Whether what is started has imported already what the fork server has."""
+        server = self._server
+        return server is not None and server.alive and server.ready.done() and not server.ready.result().plain
 
     @property
     def _server(self) -> ForkServer | None:
@@ -139,7 +145,7 @@ class Workers:
         `restores`: the round starts from a saved state.
         """
         numbers = {worker.local_rank: number for number, worker in self._running.items()}
-        self._kill(self._beside)
+        self.beside.end_passing()
         again = sorted(numbers)
         for local_rank, start in enumerate(starts):
             Path(start.environment[TRACEBACK_VARIABLE]).unlink(missing_ok=True)
@@ -160,12 +166,12 @@ class Workers:
         """Start a process that rehearses the script as this local rank, and becomes a worker later."""
         if self._server is None or not self._server.alive:
             return
-        self._last += 1
+        number = self._next_number()
         spare = Spare(local_rank, environment, command, Pipe(lambda _: None))
-        self.spares.add(self._last, spare)
+        self.spares.add(number, spare)
         try:
             own = () if tuple(command) == self._command else tuple(command)
-            spawn = Spawn(self._last, environment, own, life_line=self._life_line(self._last))
+            spawn = Spawn(number, environment, own, life_line=self._life_line(number))
             self._server.spawn(spawn, spare.output.write_end, spare.output.write_end)
         except ForkServerLost:
             pass  # Its loss ends all processes, including this one, which never started.
@@ -187,16 +193,14 @@ class Workers:
         return number
 
     def _spawn(self, round_: int, local_rank: int, start: WorkerSpec) -> None:
-        self._last += 1
-        self._running[self._last] = _Worker(
-            round_, local_rank, start.output, Path(start.environment[TRACEBACK_VARIABLE])
-        )
+        number = self._next_number()
+        self._running[number] = _Worker(round_, local_rank, start.output, Path(start.environment[TRACEBACK_VARIABLE]))
         try:
             if self._server is None:
                 raise ForkServerLost("no fork server")
             own = () if start.command == self._command else start.command
-            line = self._life_line(self._last)
-            spawn = Spawn(self._last, start.environment, own, tuple(start.cpus), line)
+            line = self._life_line(number)
+            spawn = Spawn(number, start.environment, own, tuple(start.cpus), line)
             self._server.spawn(spawn, start.output.stdout, start.output.stderr)
         except ForkServerLost:
             pass  # Its loss ends all workers, including this one, which never started.
@@ -209,27 +213,6 @@ class Workers:
         pid = self._pid(number)
         if not (pid and self._survivors.seat(pid, seat, start.output.stdout, start.output.stderr)) and self._server:
             self._server.signal(number, signal.SIGKILL)
-
-    async def run_beside(self, command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
-        """Run another command beside the workers, with what the fork server has imported, until the next workers are
-        started. Returns its exit code (as in subprocess) and the end of its output; -SIGKILL if it could not run."""
-        if self._server is None or not self._server.alive:
-            return -signal.SIGKILL, ""
-        self._last += 1
-        number, pipe = self._last, Pipe(lambda _: None)
-        end_future = self._beside[number] = asyncio.get_running_loop().create_future()
-        try:
-            try:
-                self._server.spawn(Spawn(number, environment, tuple(command)), pipe.write_end, pipe.write_end)
-            except ForkServerLost:
-                return -signal.SIGKILL, ""
-            finally:
-                os.close(pipe.write_end)
-            exit_code = await end_future
-        finally:
-            self._beside.pop(number, None)
-            pipe.close()
-        return exit_code, pipe.last_words()
 
     async def end_iteration(self, round_: int, pace_s: float) -> None:
         """Let the workers that can leave a round end their iteration; see `Survivors.end_iteration`."""
@@ -257,6 +240,10 @@ class Workers:
             if number not in free:
                 await worker.dead.wait()
         return lines
+
+    def _next_number(self) -> int:
+        self._last += 1
+        return self._last
 
     def _kill(self, numbers: Iterable[int]) -> None:
         if self._server is not None and self._server.alive:
@@ -360,9 +347,8 @@ class Workers:
     def _on_exited(self, exited: Exited) -> None:
         if exited.id in self.spares:
             self.spares.bury(exited.id, exited.exit_code, asyncio.get_running_loop().time())
-        elif (beside := self._beside.pop(exited.id, None)) is not None:
-            if not beside.done():
-                beside.set_result(exited.exit_code)
+        elif exited.id in self.beside:
+            self.beside.bury(exited.id, exited.exit_code)
         elif (worker := self._dying.pop(exited.id, None)) is not None:
             worker.dead.set()
         elif (worker := self._running.pop(exited.id, None)) is not None:
@@ -390,7 +376,7 @@ class Workers:
 
     def _on_lost(self) -> None:
         """Report all workers as killed: they died with the fork server."""
-        for number in [*self._beside, *self.spares.numbers(), *self._dying, *self._running]:
+        for number in [*self.beside.numbers(), *self.spares.numbers(), *self._dying, *self._running]:
             self._on_exited(Exited(number, -signal.SIGKILL, 0.0, 0))
 
 

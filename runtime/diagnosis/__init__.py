@@ -12,7 +12,8 @@ Around them:
 
 - `workload`: the measured work (torch); `devices`: that of CUDA devices;
 - `self_test`: a machine tests itself before a restart;
-- `measurement_server`: a process that forks measurements; `measurement_process` is a handle on it;
+- `measurement_server`: a process that forks measurements, forked itself by an agent's fork server;
+  `measurement_process` is a handle on it;
 - `node`: the loop of one node; `coordinator`: the side that all nodes ask; `http_link`: both ends of HTTP;
 - `single_machine`, `multi_machine`: a check by itself; `admission`, `admission_client`: checks within a job;
 - `report`: the output.

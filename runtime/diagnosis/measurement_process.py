@@ -3,8 +3,9 @@
 import asyncio
 import itertools
 import os
+import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
@@ -17,7 +18,11 @@ from everstep.runtime.diagnosis.measurement_server import Begin, Count, Devices,
 from everstep.runtime.diagnosis.messages import Stage, StageResult, Together, Work
 from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 
+COMMAND = ("-m", "everstep.runtime.diagnosis.measurement_server")
+"""Followed by the number of threads."""
 _SECRETS = ("EVERSTEP_JOB_TOKEN",)
+_CLOSE_S = 5.0
+"""How long the process may take to end once its connection has."""
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(ForksAnswer).decode
 
@@ -25,19 +30,29 @@ _decode = msgspec.json.Decoder(ForksAnswer).decode
 class MeasurementProcess:
     """Starts and ends measurements of nodes, and receives their results. Runs one measurement a node at a time."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        end: asyncio.Future[int],
+        kill: Callable[[], object],
+    ) -> None:
+        """A process that is ready. `end` gives its exit code."""
+        self._stream, self._writer, self._end = reader, writer, end
+        self.kill = kill
+        """Kill the process; its measurements die with it."""
         self._results: dict[str, asyncio.Queue[StageResult]] = {}
         self._running: dict[str, tuple[int, StageResult]] = {}
         self._keys = itertools.count(1)
         self._devices: asyncio.Queue[int] = asyncio.Queue()
-        self._reader = asyncio.create_task(self._read())
+        self.lost = asyncio.create_task(self._read())
+        """Done once the process has ended."""
 
     def start_alone(self, node: str, host: str, address: str, order: Work, box: SwitchboxSpec | None = None) -> None:
         """Let the node work alone. Ends whatever it did before."""
         key = next(self._keys)
         self._running[node] = key, StageResult(node, order.round, Stage.ALONE, Measurement(node, host))
-        if self._process.returncode is None and not self._reader.done():
+        if not self.lost.done():
             self._send(Begin(key, node, host, address, order.round, order.opens_store, box))
         else:
             self._report_death(node)
@@ -62,42 +77,39 @@ class MeasurementProcess:
         return await self._queue(node).get()
 
     async def count_devices(self) -> int:
-        """The number of CUDA devices of this machine."""
+        """The number of CUDA devices of this machine. Raises MeasurementError."""
         self._send(Count())
-        return await self._devices.get()
-
-    def kill(self) -> None:
-        """Kill the process; its measurements die with it."""
-        with suppress(ProcessLookupError):
-            self._process.kill()
+        answer = asyncio.create_task(self._devices.get())
+        await asyncio.wait({answer, self.lost}, return_when=asyncio.FIRST_COMPLETED)
+        if not answer.done():
+            answer.cancel()
+            raise MeasurementError("the process that measures was ended")
+        return answer.result()
 
     async def close(self) -> None:
         """End the process with all its forks."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        try:
-            await asyncio.wait_for(self._process.wait(), 5)
-        except TimeoutError:
+        self._writer.write_eof()
+        await asyncio.wait([self._end], timeout=_CLOSE_S)
+        if not self._end.done():
             self.kill()
-            await self._process.wait()
-        await self._reader
+            await asyncio.wait([self._end])
+        await self.lost
 
     def _queue(self, node: str) -> asyncio.Queue[StageResult]:
         return self._results.setdefault(node, asyncio.Queue())
 
     def _send(self, request: Request) -> None:
-        assert self._process.stdin is not None
-        with suppress(BrokenPipeError, ConnectionResetError):  # The process is dead, and the reader reports it.
-            self._process.stdin.write(_encode(request) + b"\n")
+        if not self.lost.done():
+            self._writer.write(_encode(request) + b"\n")
 
     async def _read(self) -> None:
-        assert self._process.stdout is not None
-        while line := await self._process.stdout.readline():
-            match _decode(line):
-                case ForkReport(key, result):
-                    self._receive(key, result)
-                case Devices(count):
-                    self._devices.put_nowait(count)
+        with suppress(ConnectionError):
+            while line := await self._stream.readline():
+                match _decode(line):
+                    case ForkReport(key, result):
+                        self._receive(key, result)
+                    case Devices(count):
+                        self._devices.put_nowait(count)
         for node in list(self._running):
             self._report_death(node)
 
@@ -116,32 +128,46 @@ class MeasurementProcess:
         self._queue(node).put_nowait(msgspec.structs.replace(result, measurement=measurement, store=""))
 
 
+async def is_ready(reader: asyncio.StreamReader) -> bool:
+    """Wait until the process at the other end is ready to measure; False if it ends before."""
+    with suppress(ConnectionError):
+        line = await reader.readline()
+        return bool(line) and isinstance(_decode(line), Ready)
+    return False
+
+
 @asynccontextmanager
 async def start_measurement_process(
     environment: Mapping[str, str] = os.environ, threads: int = 1
 ) -> AsyncIterator[MeasurementProcess]:
     """Start a process that is ready to measure, with that many threads; it ends with the block. Raises MeasurementError
     if it does not start."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "everstep.runtime.diagnosis.measurement_server",
-        str(threads),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        env={name: value for name, value in environment.items() if name not in _SECRETS},
-    )
-    assert process.stdout is not None
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    with theirs:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *COMMAND,
+            str(threads),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=theirs.fileno(),
+            env={name: value for name, value in environment.items() if name not in _SECRETS},
+        )
     try:
-        line = await process.stdout.readline()
-        if not line or not isinstance(_decode(line), Ready):
+        if not await is_ready(reader):
             raise MeasurementError(f"the node check's process ended with exit code {await process.wait()}; see above")
-        measuring = MeasurementProcess(process)
+
+        def kill() -> None:
+            with suppress(ProcessLookupError):
+                process.kill()
+
+        measuring = MeasurementProcess(reader, writer, asyncio.ensure_future(process.wait()), kill)
         try:
             yield measuring
         finally:
             await measuring.close()
     finally:
+        writer.close()
         if process.returncode is None:  # Cancelled before it was ready.
             process.kill()
             await process.wait()

@@ -1,9 +1,10 @@
-"""`python -m everstep.runtime.diagnosis.measurement_server THREADS` imports torch once a node, forks each measurement.
+"""`python -m everstep.runtime.diagnosis.measurement_server THREADS` has torch imported, and forks each measurement.
 
-JSON lines: requests on stdin, `Ready`, then `ForkReport` or `Devices` on stdout. Several nodes may share a server, each
-with one measurement at a time. A fork dies with the server (PR_SET_PDEATHSIG), and the server ends when stdin does. It
-has one thread only, since a fork would inherit locks that no thread unlocks; with more threads it says so and ends with
-exit code 75.
+An agent's fork server runs it with torch already imported; elsewhere it is a process of its own, and imports it once.
+Its stdout is a socket, for both directions, of JSON lines: requests; `Ready`, then `ForkReport` or `Devices`. Several
+nodes may share a server, each with one measurement at a time. A fork dies with the server (PR_SET_PDEATHSIG), and the
+server ends when the connection does. It has one thread only, since a fork would inherit locks that no thread unlocks;
+with more threads it says so and ends with exit code 75.
 """
 
 import ctypes
@@ -28,7 +29,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The first line on stdout: all imports are done."""
+    """The first line: all imports are done."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
@@ -101,24 +102,25 @@ def import_torch() -> None:
 
 
 class MeasurementServer:
-    """The select loop over stdin and the forks' pipes."""
+    """The select loop over the connection and the forks' pipes."""
 
-    def __init__(self, stdin: int, threads: int) -> None:
+    def __init__(self, connection: socket.socket, threads: int) -> None:
         """`threads`: of each fork's matrix products."""
         self._threads = threads
-        self._stdin = stdin
+        self._connection = connection
         self._text = b""
         self._forks: dict[str, _Fork] = {}
         self._selector = selectors.DefaultSelector()
-        self._selector.register(stdin, selectors.EVENT_READ)
+        self._selector.register(connection, selectors.EVENT_READ)
         self._decode = msgspec.json.Decoder(Request).decode
 
     def serve(self) -> None:
-        """Serve until stdin ends."""
+        """Say that it is ready, and serve until the connection ends."""
+        self._send(Ready())
         try:
             while True:
                 for key, _ in self._selector.select():
-                    if key.fd == self._stdin:
+                    if key.fileobj is self._connection:
                         if not self._handle_requests():
                             return
                     elif isinstance(key.data, _Fork) and self._forks.get(key.data.last_result.node) is key.data:
@@ -128,7 +130,7 @@ class MeasurementServer:
                 self._kill(node)
 
     def _handle_requests(self) -> bool:
-        data = os.read(self._stdin, 1 << 16)
+        data = self._connection.recv(1 << 16)
         *lines, self._text = (self._text + data).split(b"\n")
         for line in lines:
             request = self._decode(line)
@@ -141,7 +143,7 @@ class MeasurementServer:
                 case End():
                     self._kill(request.node)
                 case Count():
-                    _send(Devices(_count_devices()))
+                    self._send(Devices(_count_devices()))
         return bool(data)
 
     def _fork(self, begin: Begin) -> None:
@@ -174,11 +176,11 @@ class MeasurementServer:
         *lines, fork.unread = (fork.unread + data).split(b"\n")
         for line in lines:
             fork.last_result = msgspec.json.decode(line, type=StageResult)
-            _send(ForkReport(fork.key, fork.last_result))
+            self._send(ForkReport(fork.key, fork.last_result))
         if not data:
             status = self._reap(fork)
             if status or fork.last_result.stage != Stage.TOGETHER:
-                _send(ForkReport(fork.key, _death_result(fork.last_result, status)))
+                self._send(ForkReport(fork.key, _death_result(fork.last_result, status)))
 
     def _kill(self, node: str) -> None:
         fork = self._forks.get(node)
@@ -193,10 +195,9 @@ class MeasurementServer:
         del self._forks[fork.last_result.node]
         return os.waitstatus_to_exitcode(os.waitpid(fork.pid, 0)[1])
 
-
-def _send(answer: Answer) -> None:
-    sys.stdout.write(msgspec.json.encode(answer).decode() + "\n")
-    sys.stdout.flush()
+    def _send(self, answer: Answer) -> None:
+        with suppress(ConnectionError):  # The other side is gone; the read side ends the loop.
+            self._connection.sendall(msgspec.json.encode(answer) + b"\n")
 
 
 def _death_result(last: StageResult, status: int) -> StageResult:
@@ -265,15 +266,17 @@ def _count_devices() -> int:
 
 
 def main() -> None:
-    """Run the process until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; stdin ends when the parent does.
+    """Run the process until its connection ends."""
+    # Ctrl-C goes to the whole group; the connection ends when the parent does.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    connection = socket.socket(fileno=os.dup(1))
+    os.dup2(2, 1)  # What libraries print is for people.
     import_torch()
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
         print(f"the node check forks, but its process has {threads} threads", file=sys.stderr)
         sys.exit(ExitCode.TRY_AGAIN)
-    _send(Ready())
-    MeasurementServer(sys.stdin.fileno(), int(sys.argv[1])).serve()
+    MeasurementServer(connection, int(sys.argv[1])).serve()
     os._exit(0)  # torch's cleanup takes a second.
 
 

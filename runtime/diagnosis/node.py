@@ -35,8 +35,23 @@ async def check_node(link: Link, me: Arrive, measuring: MeasurementProcess, box:
     Raises the errors of the link if the coordinator is gone.
     """
     await link.arrive(me)
+    order = await wait_for_order(link, me.node)
+    return await follow_orders(link, me, order, measuring, box)
+
+
+async def wait_for_order(link: Link, node: str, last_number: int = 0) -> Order:
+    """The node's next order: the first one once others are ready, too."""
+    while (order := await link.order(Ask(node, last_number))) is None:
+        pass
+    return order
+
+
+async def follow_orders(
+    link: Link, me: Arrive, order: Order, measuring: MeasurementProcess, box: SwitchboxSpec | None = None
+) -> Over:
+    """Follow this order and the later ones of a check; returns its end."""
     reports = asyncio.create_task(_report_results(link, me.node, measuring))
-    orders = asyncio.create_task(_follow_orders(link, me, measuring, box))
+    orders = asyncio.create_task(_follow_orders(link, me, order, measuring, box))
     try:
         await asyncio.wait({reports, orders}, return_when=asyncio.FIRST_COMPLETED)
         if reports.done():
@@ -54,13 +69,10 @@ async def _report_results(link: Link, node: str, measuring: MeasurementProcess) 
         await link.report(await measuring.next_result(node))
 
 
-async def _follow_orders(link: Link, me: Arrive, measuring: MeasurementProcess, box: SwitchboxSpec | None) -> Over:
-    last_number = 0
+async def _follow_orders(
+    link: Link, me: Arrive, order: Order, measuring: MeasurementProcess, box: SwitchboxSpec | None
+) -> Over:
     while True:
-        order = await link.order(Ask(me.node, last_number))
-        if order is None:
-            continue
-        last_number = order.number
         match order:
             case Work():
                 measuring.start_alone(me.node, me.host, me.address, order, box)
@@ -70,3 +82,4 @@ async def _follow_orders(link: Link, me: Arrive, measuring: MeasurementProcess, 
                 measuring.end(me.node)
             case Over():
                 return order
+        order = await wait_for_order(link, me.node, order.number)

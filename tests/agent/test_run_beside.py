@@ -35,7 +35,7 @@ def play(folder: Path, story: Callable[[Workers], Awaitable[None]]) -> None:
 
 def test_its_exit_code_and_the_end_of_its_output_are_told(tmp_path: Path) -> None:
     async def story(workers: Workers) -> None:
-        outcome = await workers.run_beside([str(tmp_path / "good.py")], {})
+        outcome = await workers.beside.run([str(tmp_path / "good.py")], {})
         assert outcome == (0, 'words\n{"seconds": 0.5}')
         assert result_of(*outcome) == Result(0.5)
         assert workers.pids() == {}
@@ -45,7 +45,7 @@ def test_its_exit_code_and_the_end_of_its_output_are_told(tmp_path: Path) -> Non
 
 def test_it_ends_when_the_next_workers_are_started(tmp_path: Path) -> None:
     async def story(workers: Workers) -> None:
-        beside = asyncio.ensure_future(workers.run_beside([str(tmp_path / "waits.py")], {}))
+        beside = asyncio.ensure_future(workers.beside.run([str(tmp_path / "waits.py")], {}))
         await asyncio.sleep(0)  # It is asked for by now.
         workers.start(1, False, [])
         assert (await beside)[0] == -signal.SIGKILL
@@ -56,7 +56,7 @@ def test_it_ends_when_the_next_workers_are_started(tmp_path: Path) -> None:
 def test_without_a_fork_server_it_counts_as_killed(tmp_path: Path) -> None:
     async def run() -> None:
         workers = Workers([str(tmp_path / "train.py")], [], lambda _: None)
-        assert await workers.run_beside(["x.py"], {}) == (-signal.SIGKILL, "")
+        assert await workers.beside.run(["x.py"], {}) == (-signal.SIGKILL, "")
 
     asyncio.run(run())
 

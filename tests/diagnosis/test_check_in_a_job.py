@@ -14,12 +14,25 @@ from everstep.runtime.diagnosis import admission_client
 from everstep.runtime.diagnosis.coordinator import Coordinator
 from everstep.runtime.diagnosis.errors import NoQuorumError, UnknownNodeError
 from everstep.runtime.diagnosis.evidence import Measurement
-from everstep.runtime.diagnosis.measurement_process import start_measurement_process
+from everstep.runtime.diagnosis.measurement_process import MeasurementProcess, start_measurement_process
 from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, StageResult, Stop, Work
 from everstep.runtime.diagnosis.node import check_node
 from everstep.runtime.diagnosis.verdicts import Health, Verdict
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.store import StoreError
+
+
+class Link:
+    """Stands in for a way to a coordinator."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    async def arrive(self, arrive: Arrive) -> None: ...
+
+
+@asynccontextmanager
+async def ready() -> AsyncIterator[admission_client.StartMeasuring]:
+    yield start_measurement_process
 
 
 def test_a_new_node_is_checked_with_a_healthy_partner_and_named_when_it_fails(tmp_path: Path) -> None:
@@ -119,24 +132,20 @@ def test_a_store_that_cannot_be_read_for_a_while_ends_no_nodes_part_in_the_check
             raise answer
         return answer
 
-    async def check_node(*_: object) -> Over:
+    async def wait_for_order(*_: object) -> Over:
         if next(checks) == 3:
             third.set()
             await asyncio.Event().wait()
         return over
 
-    @asynccontextmanager
-    async def ready() -> AsyncIterator[None]:
-        yield
-
-    monkeypatch.setattr(admission_client, "start_measurement_process", ready)
-    monkeypatch.setattr(admission_client, "check_node", check_node)
+    monkeypatch.setattr(admission_client, "HttpLink", Link)
+    monkeypatch.setattr(admission_client, "wait_for_order", wait_for_order)
     monkeypatch.setattr(admission_client, "_RETRY_PAUSE_S", 0.0)
 
     async def story() -> None:
         part = admission_client.AdmissionClient("a", "a", "127.0.0.1", Credentials("secret"), where, 60.0)
         said: list[str] = []
-        running = asyncio.create_task(part.run(said.append))
+        running = asyncio.create_task(part.run(ready, said.append))
         async with asyncio.timeout(60):
             assert await part.verdict == over.verdict
             await third.wait()
@@ -166,26 +175,57 @@ def test_a_partner_that_can_be_none_any_more_says_why(
     async def where() -> tuple[str, int]:
         return "h", 1
 
-    async def check_node(*_: object) -> Over:
+    async def wait_for_order(*_: object) -> Over:
         outcome = next(outcomes)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    @asynccontextmanager
-    async def ready() -> AsyncIterator[None]:
-        yield
-
-    monkeypatch.setattr(admission_client, "start_measurement_process", ready)
-    monkeypatch.setattr(admission_client, "check_node", check_node)
+    monkeypatch.setattr(admission_client, "HttpLink", Link)
+    monkeypatch.setattr(admission_client, "wait_for_order", wait_for_order)
 
     async def story() -> None:
         part = admission_client.AdmissionClient("a", "a", "127.0.0.1", Credentials("secret"), where, 60.0)
         said: list[str] = []
         async with asyncio.timeout(60):
-            await part.run(said.append)
+            await part.run(ready, said.append)
         assert part.verdict.result() == over.verdict
         assert said == expected_lines
+
+    asyncio.run(story())
+
+
+def test_a_node_that_stands_by_has_no_process_until_a_check_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    running: list[str] = []
+
+    async def where() -> tuple[str, int]:
+        return "h", 1
+
+    async def story() -> None:
+        coordinator = Coordinator()
+        monkeypatch.setattr(admission_client, "HttpLink", lambda *_, **__: coordinator)
+        async with start_measurement_process() as measuring, asyncio.timeout(60):
+
+            @asynccontextmanager
+            async def start() -> AsyncIterator[MeasurementProcess]:
+                running.append("one")
+                yield measuring
+                running.pop()
+
+            @asynccontextmanager
+            async def prepare() -> AsyncIterator[admission_client.StartMeasuring]:
+                yield start
+
+            part = admission_client.AdmissionClient("a", "a", "127.0.0.1", Credentials("secret"), where, 60.0)
+            being_checked = asyncio.create_task(part.run(prepare, lambda _: None))
+            for _check in range(2):
+                while not (nodes := coordinator.ready_nodes()):
+                    await coordinator.wait_for_event(60.0)
+                assert not running
+                assert not (await coordinator.check(nodes))[0].avoid
+                await part.verdict
+            being_checked.cancel()
+            await asyncio.gather(being_checked, return_exceptions=True)
 
     asyncio.run(story())
 
