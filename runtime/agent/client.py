@@ -1,7 +1,8 @@
 """The agent's HTTP client to its master: repeats each POST until a master of this job answers.
 
 A master may die, and another may take over at another address, which the journal names. An address that cannot be
-reached, or that answers for another job or with an older epoch, is not this job's master.
+reached, or that answers for another job or with an older epoch, is not this job's master. A machine without power
+refuses no connection: while a request stays without an answer, the journal is read, too.
 """
 
 import asyncio
@@ -44,6 +45,10 @@ FIRST_PAUSE_S = 0.07
 LONGEST_PAUSE_S = 2.0
 LOOKS_PER_S = 2500
 """Journal reads per second across all agents of a job while no master answers."""
+_LATE = 0.6
+"""A request without an answer for this part of its time is late. No long poll takes more than half of it."""
+_LOOK_S = 1.0
+"""Between two looks for another master while a request is late, or is sent again."""
 _ASK_S = 5.0
 _LAST_TRIES = 15
 _LAST_PAUSE_S = 0.2
@@ -104,6 +109,8 @@ class MasterClient:
         """When a master last answered."""
         self.met = False
         """Whether a master ever answered."""
+        self._attempts: dict[asyncio.Task[tuple[int, bytes]], str] = {}
+        """Requests under way, and the address that each was sent to."""
         self.crowd = 1
         """Nodes that lose the master at the same moment."""
         self._next_lookup = 0.0
@@ -123,8 +130,9 @@ class MasterClient:
         """Ask for a seat; None if the long poll ended without one."""
         return await self._post("join", message, Seat, JOIN_TIMEOUT_S)
 
-    async def send_heartbeat(self, message: Heartbeat) -> Directive | None:
-        """Send a sign of life; returns what to do, or None if there is nothing to do."""
+    async def send_heartbeat(self, message: Callable[[], Heartbeat]) -> Directive | None:
+        """Send a sign of life; returns what to do, or None if there is nothing to do. Each attempt calls `message`
+        again: it says what is so now."""
         return await self._post("heartbeat", message, Directive, HEARTBEAT_TIMEOUT_S)
 
     async def report_fault(self, message: Callable[[], WorkerExit]) -> None:
@@ -198,8 +206,8 @@ class MasterClient:
             address = self._address
             url, foreign = f"{self._scheme}://{address}/v1/{path}", ""
             try:
-                async with self.session.post(url, data=body, timeout=timeout) as reply:
-                    status, text = reply.status, await reply.read()
+                late_s = _LOOK_S if has_failed else _LATE * timeout_s
+                status, text = await self._answer_in_time(url, address, body, timeout, late_s)
                 parsed_reply, wrong = self._parse_reply(status, text, kind)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 text, foreign = b"", "" if self.met else mismatch_reason(error)
@@ -218,6 +226,28 @@ class MasterClient:
                 self._say_lost_once(address, path, wrong)
             has_failed = True
             await asyncio.sleep(next(pauses))
+
+    async def _answer_in_time(
+        self, url: str, address: str, body: bytes, timeout: aiohttp.ClientTimeout, late_s: float
+    ) -> tuple[int, bytes]:
+        """The answer of the master at that address. Raises TimeoutError as soon as there is a master at another."""
+        attempt = asyncio.create_task(self._answer(url, body, timeout))
+        self._attempts[attempt] = address
+        try:
+            await asyncio.wait({attempt}, timeout=late_s)
+            while not attempt.done():
+                await self._switch_address(address)
+                await asyncio.wait({attempt}, timeout=_LOOK_S)
+            if attempt.cancelled():
+                raise TimeoutError(f"the master is not at {address} any more")
+            return attempt.result()
+        finally:
+            del self._attempts[attempt]
+            attempt.cancel()
+
+    async def _answer(self, url: str, body: bytes, timeout: aiohttp.ClientTimeout) -> tuple[int, bytes]:
+        async with self.session.post(url, data=body, timeout=timeout) as reply:
+            return reply.status, await reply.read()
 
     def _parse_reply(self, status: int, text: bytes, kind: type[Reply]) -> tuple[Reply | None, str]:
         """(The reply, ""), or (None, why this was not an answer of our master)."""
@@ -253,6 +283,9 @@ class MasterClient:
         if newest is None or newest[0] < self.epoch or newest[1] == address:
             return False
         self._address = newest[1]
+        for attempt, sent_to in self._attempts.items():
+            if sent_to == address:
+                attempt.cancel()
         self._say(f"the master of epoch {newest[0]} is at {newest[1]}")
         return True
 

@@ -119,7 +119,12 @@ class AgentLifecycle:
             lambda size: self._run_in_thread(self.keeper.reserve, size),
         )  # fmt: skip
         self._sender = TelemetrySender(
-            client, self._dialogue, dependencies.say, self._carry_out, self._progress.observe
+            client,
+            self._dialogue,
+            dependencies.say,
+            self._carry_out,
+            self._progress.observe,
+            self._neighbours.as_fields,
         )
         self._kernel_log = KernelLog()
 
@@ -350,10 +355,9 @@ class AgentLifecycle:
     async def _poll_directives(self) -> None:
         """Send heartbeats as long polls, and carry out the directives."""
         while True:
-            beat = self._next_heartbeat()
-            began, was_known = self._loop.time(), self._is_known
+            began, was_known, seen = self._loop.time(), self._is_known, self._dialogue.seen
             try:
-                directive = await self._client.send_heartbeat(beat)
+                directive = await self._client.send_heartbeat(self._next_heartbeat)
             except NoPlace:
                 if was_known:
                     raise
@@ -361,7 +365,7 @@ class AgentLifecycle:
                 await asyncio.sleep(_UNKNOWN_PAUSE_S)
                 continue
             self._carry_out(directive)
-            if (directive is None or directive.number <= beat.seen) and self._loop.time() - began < _IMMEDIATE_S:
+            if (directive is None or directive.number <= seen) and self._loop.time() - began < _IMMEDIATE_S:
                 await asyncio.sleep(_UNKNOWN_PAUSE_S)
 
     def _next_heartbeat(self) -> Heartbeat:
@@ -389,7 +393,7 @@ class AgentLifecycle:
 
     async def _send_heartbeat_now(self) -> None:
         if self._is_known:
-            self._carry_out(await self._client.send_heartbeat(self._next_heartbeat()))
+            self._carry_out(await self._client.send_heartbeat(self._next_heartbeat))
 
     def _carry_out(self, directive: Directive | None) -> None:
         self._sender.acknowledge(directive)

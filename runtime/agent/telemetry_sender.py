@@ -3,15 +3,17 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from typing import Any
 
 from everstep.runtime.agent.client import MasterClient, NotUnderstood
 from everstep.runtime.agent.master_dialogue import MasterDialogue
 from everstep.runtime.agent.progress_monitor import Progress
 from everstep.runtime.agent.shown_iterations import ShownIteration
-from everstep.runtime.protocol.messages import Directive
+from everstep.runtime.protocol.messages import Directive, Heartbeat
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import Fetched, Report
 
@@ -42,14 +44,17 @@ class TelemetrySender:
         say: Callable[[str], None],
         on_directive: Callable[[Directive | None], None],
         look: Callable[[], Progress],
+        silent: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """`look` reads the beacons, so that telemetry sent late does not look like progress."""
+        """`look` reads the beacons, so that telemetry sent late does not look like progress. `silent` gives the fields
+        of a heartbeat that say who is silent: without them it would take that back."""
         self._client = client
         self._dialogue = dialogue
         self._node = dialogue.node
         self._say = say
         self._on_directive = on_directive
         self._look = look
+        self._silent = silent
         self._interval = (0, "")
         self._pending: deque[_PendingLine] = deque(maxlen=_MOST_LINES)
         self._number = int(time.time() * 1000)  # Rises across the agents of a node, too.
@@ -125,17 +130,18 @@ class TelemetrySender:
         async with self._sending:
             self._has_lines.clear()
             while batch := self._unsent():
-                lines, progress = tuple(pending.line for pending in batch), self._look()
-                iterations = (
-                    int(line.get("iteration", 0)) for line in lines if line.get("round") == self._dialogue.round
-                )
-                progress = progress._replace(iteration=max(progress.iteration, *iterations, 0))
-                beat = self._dialogue.next_heartbeat(telemetry=lines, **progress._asdict())
+                lines = tuple(pending.line for pending in batch)
                 directive = None
                 try:
-                    directive = await self._client.send_heartbeat(beat)
+                    directive = await self._client.send_heartbeat(partial(self._next_heartbeat, lines))
                 except NotUnderstood as error:
                     self._say(f"{len(batch)} lines of telemetry were refused: {error}")
                 for pending in batch:
                     pending.sent_to_epoch = self._client.epoch
                 self._on_directive(directive)
+
+    def _next_heartbeat(self, lines: Sequence[Line]) -> Heartbeat:
+        progress = self._look()
+        iterations = (int(line.get("iteration", 0)) for line in lines if line.get("round") == self._dialogue.round)
+        progress = progress._replace(iteration=max(progress.iteration, *iterations, 0))
+        return self._dialogue.next_heartbeat(telemetry=lines, **progress._asdict(), **self._silent())

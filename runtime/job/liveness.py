@@ -1,7 +1,7 @@
 """Signs of life, which are not journaled: when each node was last heard from, its iteration, whether it stands still.
 
 A new master knows the round from the journal and learns the rest from heartbeats: until a heartbeat says otherwise, no
-node has taken its seat, made progress or stands still, and all timeouts restart.
+node has taken its seat, made progress or stands still, and all timeouts restart. It is not taken for a sign of life.
 
 Deadlines are in a heap and are re-evaluated only when they expire, so a heartbeat costs as much among 10,000 nodes as
 among two.
@@ -15,7 +15,7 @@ from everstep.runtime.job.reasons import Reason
 from everstep.runtime.job.slow_nodes import SlowNodes
 from everstep.runtime.job.spec import START_TIMEOUT_S, Hang, JobSpec
 from everstep.runtime.job.state import State, round_number
-from everstep.runtime.job.suspicion import Accusations
+from everstep.runtime.job.suspicion import REACH_S, Accusations
 from everstep.runtime.protocol.messages import Heartbeat
 from everstep.runtime.watch.hang_culprit import Standing
 
@@ -37,6 +37,8 @@ class Liveness:
     def __init__(self, spec: JobSpec, state: State, now: float) -> None:
         self._spec = spec
         self._heartbeat_times: dict[str, float] = {}
+        self._unheard: set[str] = set()
+        """Nodes that this master knows only from the journal."""
         self._due: list[tuple[float, str]] = []
         self._queued: dict[str, float] = {}
         self._iterations: dict[str, int] = {}
@@ -72,10 +74,13 @@ class Liveness:
         self.restart_s = 0.0
         """Seconds that the last round took to its first iteration; 0: not known to this master."""
         self.rearm(state, now)
+        self._unheard = set(state.nodes)
+        self.accusations = Accusations(now + REACH_S)
 
     def rearm(self, state: State, now: float) -> None:
         """Restart all timeouts: the master could not hear its nodes for a while."""
         self._heartbeat_times = dict.fromkeys(state.nodes, now)
+        self._unheard.clear()  # What they have sent meanwhile may be handled in any order.
         self._due, self._queued = [], {}
         for node in state.nodes.values():
             self._queue_deadline(node)
@@ -97,6 +102,7 @@ class Liveness:
     def mark_alive(self, state: State, name: str, now: float) -> None:
         """Restart the node's timeout: it gave a sign of life or was just requested."""
         self._heartbeat_times[name] = now
+        self._unheard.discard(name)
         self._queue_deadline(state.nodes[name])
 
     def record_heartbeat(self, state: State, beat: Heartbeat) -> None:
@@ -139,7 +145,9 @@ class Liveness:
         members = {name for name in members if state.nodes[name].round == number}
         accused_nodes = {name for name in members if state.nodes[name].phase in _MAY_BE_SILENT}
         askers = {name for name in members if state.nodes[name].phase in _MAY_ASK}
-        return self.accusations.suspects(askers, accused_nodes, self._heartbeat_times, state.nodes.total(_MAY_ASK), now)
+        unheard = {name for name in self._unheard if name in state.nodes and state.nodes[name].phase in _MAY_ASK}
+        running = state.nodes.total(_MAY_ASK)
+        return self.accusations.suspects(askers, accused_nodes, self._heartbeat_times, unheard, running, now)
 
     def record_iteration(self, name: str, iteration: int) -> None:
         """Note that a member of the running round has reached this iteration."""

@@ -65,7 +65,7 @@ def next_deadline(tx: Transaction, verdict: rounds.Verdict) -> float | None:
         return leaves if leaves > tx.now else None
     deadlines = [
         tx.liveness.next_deadline(state),
-        tx.liveness.accusations.deadline,
+        *tx.liveness.accusations.deadlines,
         verdict.deadline,
         replicas.next_admission(state, tx.spec),
         termination.time_limit(state, tx.spec),

@@ -4,6 +4,10 @@ After SWIM (Das, Gupta, Motivala 2002: ping, and ping-req through others) and it
 workers stand still asks its neighbours' agents, directly and through others, and its heartbeats name those that do not
 answer. Such an accusation stands until the accuser's next heartbeat, and counts only while the master has heard nothing
 of the accused since it was asked, unless the accused itself accuses others: then a link between them is broken.
+
+A new master has heard of nobody. What is said of a node that it has not heard of counts at once, as nodes that are only
+on their way to it answer their neighbours; but where it is one's word against another's, or few accuse many, it waits
+for the others.
 """
 
 import math
@@ -13,6 +17,8 @@ from dataclasses import dataclass
 
 VOTE_S = 0.5
 """How long after the first accusation the others may bring theirs: all stand still since the same moment."""
+REACH_S = 5.0
+"""How long after its claim a new master waits for those that may have something to say."""
 MOST_ASKERS = 8
 
 
@@ -25,7 +31,9 @@ class _Accusation:
 class Accusations:
     """The accusations of one round. False while there are none."""
 
-    def __init__(self) -> None:
+    def __init__(self, reach_until: float = -math.inf) -> None:
+        """`reach_until`: before this, some may have not reached this master."""
+        self._reach_until = reach_until
         self._by_accuser: dict[str, _Accusation] = {}
         self._first_at = math.inf
 
@@ -33,9 +41,9 @@ class Accusations:
         return bool(self._by_accuser)
 
     @property
-    def deadline(self) -> float | None:
-        """When those that could accuse have had the time; None: nobody accuses."""
-        return self._first_at + VOTE_S if self._by_accuser else None
+    def deadlines(self) -> tuple[float, ...]:
+        """When those that could accuse have had the time; none if nobody accuses."""
+        return (self._first_at + VOTE_S, self._reach_until) if self._by_accuser else ()
 
     def names(self) -> set[str]:
         """All that accuse or are accused."""
@@ -54,11 +62,15 @@ class Accusations:
         askers: Collection[str],
         members: Collection[str],
         heartbeat_times: Mapping[str, float],
+        unheard: Collection[str],
         running: int,
         now: float,
     ) -> dict[str, tuple[str, ...]]:
         """Who is suspected -> who asked; of `running` nodes. Empty while others may still accuse, unless
-        the accusers are not fewer than the accused and nobody else is in the round."""
+        the accusers are not fewer than the accused and nobody else is in the round.
+
+        `unheard`: running nodes that have not reached this master yet.
+        """
         pairs = {
             (accuser, name)
             for accuser, accusation in self._by_accuser.items()
@@ -66,11 +78,16 @@ class Accusations:
             if accuser in askers
             and name in members
             and name != accuser
-            and (name in self._by_accuser or heartbeat_times.get(name, 0.0) <= accusation.since)
+            and (name in self._by_accuser or name in unheard or heartbeat_times.get(name, 0.0) <= accusation.since)
         }
         accusers, accused_nodes = {accuser for accuser, _ in pairs}, {name for _, name in pairs}
-        is_clear = len(accusers | accused_nodes) >= running and len(accusers) >= len(accused_nodes)
-        if not is_clear and now < self._first_at + VOTE_S:
+        enough_accuse = len(accusers) >= len(accused_nodes)
+        is_clear = enough_accuse and len(accusers | accused_nodes) >= running
+        is_contested = not enough_accuse or bool(accusers & accused_nodes)
+        until = self._first_at + VOTE_S
+        if unheard and is_contested:
+            until = max(until, self._reach_until)
+        if not is_clear and now < until:
             return {}
         return choose_suspects(pairs, heartbeat_times)
 

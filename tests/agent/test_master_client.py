@@ -1,6 +1,7 @@
 """What counts as a sign of a master's life."""
 
 import asyncio
+import itertools
 import random
 import socket
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from everstep.runtime.agent import client as client_module
 from everstep.runtime.agent.client import MasterClient, NoPlace
 from everstep.runtime.protocol.messages import JOB_HEADER, Ack, Action, Directive, Heartbeat, WorkerExit
 
@@ -25,7 +27,7 @@ def test_a_master_that_does_not_know_this_node_yet_is_alive(masters: Any) -> Non
             client = MasterClient(master.url, lambda: None, CHANCE, print)
             client.session, client.answered_at = session, 0.0
             with pytest.raises(NoPlace):
-                await client.send_heartbeat(Heartbeat("worker-0", 0))
+                await client.send_heartbeat(lambda: Heartbeat("worker-0", 0))
             assert client.answered_at > 0.0
             assert not client.met
 
@@ -61,8 +63,8 @@ def test_a_crowd_that_misses_its_master_does_not_look_for_the_next_one_all_at_on
         async with answering("heartbeat", statuses, directive) as (address, _), aiohttp.ClientSession() as session:
             client = MasterClient(f"http://{address}", lambda: looked.append(1), CHANCE, print)
             client.session, client.crowd = session, crowd
-            await client.send_heartbeat(Heartbeat("worker-0", 0))
-            await client.send_heartbeat(Heartbeat("worker-0", 0))
+            await client.send_heartbeat(lambda: Heartbeat("worker-0", 0))
+            await client.send_heartbeat(lambda: Heartbeat("worker-0", 0))
         assert statuses == []
         assert bool(looked) is (crowd == 1)
 
@@ -77,6 +79,34 @@ def test_each_attempt_to_tell_a_fault_says_anew_how_long_ago_it_was() -> None:
             client.session = session
             await client.report_fault(lambda: WorkerExit("worker-0", 1, 0, 0, 1, 5, ago_s=next(ages)))
         assert [msgspec.json.decode(body, type=WorkerExit).ago_s for body in bodies] == [1.0, 2.0, 3.0]
+
+    asyncio.run(story())
+
+
+def test_a_request_that_a_dead_machine_leaves_open_is_sent_to_the_next_master_once_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_module, "_LATE", 0.0)
+    monkeypatch.setattr(client_module, "_LOOK_S", 0.01)
+
+    async def story() -> None:
+        ages, looks = iter([1.0, 2.0, 3.0]), itertools.count()
+        directive = Directive(2, 0, Action.CONTINUE)
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            async with (
+                answering("heartbeat", [200], directive) as (address, bodies),
+                aiohttp.ClientSession() as session,
+            ):
+                place = f"127.0.0.1:{silent.getsockname()[1]}"
+                client = MasterClient(
+                    f"http://{place}", lambda: (2, address) if next(looks) > 2 else (1, place), CHANCE, print
+                )
+                client.session = session
+                async with asyncio.timeout(60):
+                    answer = await client.send_heartbeat(lambda: Heartbeat("a", 1, silent_s=next(ages)))
+        assert answer == directive
+        (body,) = bodies
+        assert msgspec.json.decode(body, type=Heartbeat).silent_s == 2.0, "it says what is so now"
 
     asyncio.run(story())
 

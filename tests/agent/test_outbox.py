@@ -1,6 +1,7 @@
 """Telemetry is told again to a new master, until one has stored it."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 
 from everstep.runtime.agent.master_dialogue import MasterDialogue
@@ -16,11 +17,14 @@ class Client:
         self.epoch, self.answers, self.stored = 0, 1, 0
         self.told: list[list[int]] = []
         self.still: list[float] = []
+        self.silent: tuple[str, ...] = ()
 
-    async def send_heartbeat(self, beat: Heartbeat) -> Directive:
+    async def send_heartbeat(self, message: Callable[[], Heartbeat]) -> Directive:
+        beat = message()
         self.epoch = self.answers
         self.told.append([int(line["iteration"]) for line in beat.telemetry])
         self.still.append(beat.still_s)
+        self.silent = beat.silent
         return Directive(self.epoch, 0, Action.CONTINUE, stored=self.stored)
 
 
@@ -33,6 +37,7 @@ def make_sender() -> tuple[TelemetrySender, Client]:
         lambda text: None,
         lambda ack: outbox.acknowledge(ack),
         lambda: progress,
+        lambda: {"silent": ("m",), "silent_s": 2.0},
     )
     return outbox, client
 
@@ -44,6 +49,13 @@ def test_a_master_is_told_each_line_once() -> None:
         asyncio.run(outbox.flush())
     asyncio.run(outbox.flush())
     assert client.told == [[1], [2]]
+
+
+def test_telemetry_takes_back_nothing_that_the_node_says_of_its_neighbours() -> None:
+    outbox, client = make_sender()
+    outbox.add({"iteration": 1})
+    asyncio.run(outbox.flush())
+    assert client.silent == ("m",)
 
 
 def test_what_a_dead_master_had_not_stored_its_successor_is_told() -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from everstep.runtime.job.assignments import neighbours
 from everstep.runtime.job.nodes import NodePhase
@@ -10,7 +12,7 @@ from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.reasons import Reason
 from everstep.runtime.job.records import NodeLost, NodeRequested, NodeSuspected, RoundBroken
 from everstep.runtime.job.spec import RoleSpec
-from everstep.runtime.job.suspicion import VOTE_S, choose_suspects
+from everstep.runtime.job.suspicion import REACH_S, VOTE_S, choose_suspects
 from everstep.runtime.protocol.rounds import Member, Round
 from tests.job.world import World, by_themselves, platform
 
@@ -98,6 +100,85 @@ def test_who_was_heard_of_since_it_was_asked_is_not_suspected() -> None:
     pass_vote(world)
     assert suspected_nodes(world) == []
     assert world.number == 1
+
+
+def taken_over(nodes: int = 2) -> World:
+    """Its master is gone with some machine, and the next one has just claimed the job."""
+    world = training(nodes=nodes)
+    world.now += 10.0
+    world.takeover()
+    world.now += 0.3
+    return world
+
+
+def test_a_new_master_suspects_a_dead_node_as_soon_as_a_survivor_names_it() -> None:
+    world = taken_over()
+    accuse(world, A, B)
+    assert suspected_nodes(world) == [B]
+    world.join(A)
+    assert (world.number, world.names(NodePhase.RUNNING)) == (2, [A])
+    world.check_history()
+
+
+def test_a_new_master_hears_of_a_dead_node_before_all_survivors_have_come() -> None:
+    world = taken_over(nodes=3)
+    accuse(world, A, C)
+    assert suspected_nodes(world) == []
+    pass_vote(world)
+    assert suspected_nodes(world) == [C], "B is on its way, and nobody says that it is silent"
+
+
+def test_who_has_reached_the_new_master_since_it_was_asked_is_not_suspected() -> None:
+    world = taken_over()
+    world.beat(B, 7)
+    accuse(world, A, B)
+    pass_vote(world)
+    assert suspected_nodes(world) == []
+
+
+def test_who_comes_first_to_a_new_master_and_accuses_all_waits_for_the_others() -> None:
+    world = taken_over(nodes=3)
+    accuse(world, A, B, C)
+    pass_vote(world)
+    assert suspected_nodes(world) == []
+    accuse(world, B, A)
+    pass_vote(world)
+    assert suspected_nodes(world) == [], "C may still say which of them it is"
+    accuse(world, C, A)
+    assert suspected_nodes(world) == [A]
+
+
+def test_who_accuses_all_is_believed_when_nobody_has_come_in_time() -> None:
+    world = taken_over(nodes=3)
+    accuse(world, A, B, C)
+    world.wait(REACH_S, beating=False)
+    accuse(world, A, B, C)
+    assert sorted(suspected_nodes(world)) == [B, C]
+
+
+def test_what_was_asked_while_the_master_itself_did_not_run_counts_for_nothing() -> None:
+    world = training()
+    world.now += world.spec.patience.silence_s
+    accuse(world, A, B)
+    pass_vote(world)
+    assert suspected_nodes(world) == []
+
+
+@given(st.integers(3, 6), st.data())
+def test_in_no_order_of_arrival_a_new_master_suspects_a_node_that_lives(nodes: int, data: st.DataObject) -> None:
+    world = taken_over(nodes)
+    names = sorted(world.state.nodes)
+    dead = data.draw(st.lists(st.sampled_from(names), unique=True, max_size=(nodes - 1) // 2), "dead")
+    living = [name for name in names if name not in dead]
+    cut_off = data.draw(st.sampled_from(["", *living]) if len(living) - 1 > len(dead) + 1 else st.just(""), "cut off")
+    silent_to_all = {*dead, cut_off} - {""}
+    for name in data.draw(st.permutations(living), "order of arrival"):
+        others = names if name == cut_off else silent_to_all
+        accuse(world, name, *sorted({*others} - {name}))
+        world.wait(data.draw(st.floats(0.01, (REACH_S - 0.5) / nodes), "pause"), beating=False)
+        assert set(suspected_nodes(world)) <= silent_to_all
+    world.wait(REACH_S, beating=False)
+    assert set(suspected_nodes(world)) == silent_to_all
 
 
 def test_an_accusation_that_is_taken_back_counts_no_longer() -> None:

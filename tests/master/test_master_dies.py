@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -111,7 +112,7 @@ class Agent:
 
     async def wait_for_directive(self, action: Action, round_: int) -> Directive:
         while True:
-            directive = await self.client.send_heartbeat(Heartbeat(self.name, round_, seen=self.seen))
+            directive = await self.client.send_heartbeat(partial(Heartbeat, self.name, round_, seen=self.seen))
             assert directive is not None
             if directive.number > self.seen:
                 self.seen = directive.number
@@ -164,7 +165,7 @@ async def _life(masters: Masters, agent: Agent, faulty: bool, all_seated: asynci
     assert (seat.restore.round, seat.restore.iteration) == (1, 1)
     if seat.persists:
         manifests.append(await agent.persist(2, 2))
-    await agent.client.send_heartbeat(Heartbeat(agent.name, 2, 2, telemetry=({"v": 1, "iteration": 2},)))
+    await agent.client.send_heartbeat(lambda: Heartbeat(agent.name, 2, 2, telemetry=({"v": 1, "iteration": 2},)))
     await agent.client.report_finished(Finished(agent.name, 2))
     await agent.wait_for_directive(Action.LEAVE, 2)
     (masters.folder / "nodes" / agent.name).unlink(missing_ok=True)
@@ -262,7 +263,9 @@ def test_a_master_that_slept_through_a_takeover_changes_nothing_any_more(tmp_pat
 
         late = Agent(masters, session, NODES[0], theirs)
         late.client.epoch = 2
-        heartbeat_task = asyncio.create_task(late.client.send_heartbeat(Heartbeat(NODES[0], 2, telemetry=({"v": 1},))))
+        heartbeat_task = asyncio.create_task(
+            late.client.send_heartbeat(lambda: Heartbeat(NODES[0], 2, telemetry=({"v": 1},)))
+        )
         response = await _send(theirs, masters.token, Finished(NODES[0], 1))
         old.send_signal(signal.SIGCONT)
         code, outcome = await masters.wait_for_end(old)
