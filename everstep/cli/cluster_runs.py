@@ -1,9 +1,10 @@
 """The runs of a cluster's namespace, for the verbs that show and end runs: by ARGO_SERVER, else by the kube context."""
 
+import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +13,10 @@ from everstep.runtime.display.terminal import as_text
 
 if TYPE_CHECKING:
     from everstep.runtime.submission import Route
+    from everstep.runtime.submission.route import PodLog
 
+LOOK_S = 2.0
+"""How often nodes are looked for while their lines are followed."""
 ENDED = ("Succeeded", "Failed", "Error")
 
 
@@ -93,33 +97,61 @@ def retry(namespace: str, name: str) -> int:
 
 
 def logs(namespace: str, name: str, selector: str, follow: bool) -> int:
-    """Print the lines of its pods, `POD: LINE`; returns the exit code. `selector` as for `log_lines`. Raises
-    BadInput."""
-    from everstep.runtime.submission.follow import Follower, LogFollower, View
-    from everstep.runtime.submission.tree import Row, rows
+    """Print the lines of its steps' pods, `POD: LINE`, and of its nodes', `NODE: LINE`; returns the exit code.
 
-    def is_wanted(row: Row) -> bool:
-        return bool(row.pod) and (
-            row.pod == selector or any(name.startswith(selector) for name in (row.title, row.pod))
-        )
+    `selector` as for `log_lines`. Raises BadInput.
+    """
+    from everstep.runtime.submission.follow import Follower, LogFollower, View, step_logs
+    from everstep.runtime.submission.route import PodLog
+    from everstep.runtime.submission.tree import rows
 
-    def select_rows(view: View) -> View:
-        return View(view.workflow, rows=[row for row in view.rows if is_wanted(row)])
+    def is_wanted(log: PodLog) -> bool:
+        return log.pod == selector or any(name.startswith(selector) for name in (log.title, log.pod))
 
     with _route(namespace) as route:
         workflow = _with_status(route.get(name))
-        some = select_rows(View(workflow, rows=rows(workflow)))
-        if selector and not some.rows and not follow:
-            raise BadInput(f"{name}: no pod of that name, and no step begins with {selector!r}")
+        steps = list(filter(is_wanted, step_logs(rows(workflow))))
+        every_node, trouble = _node_logs(route, name)
+        nodes = list(filter(is_wanted, every_node))
+        if selector and not steps and not nodes and not follow:
+            raise BadInput(f"{name}: no pod of that name, and no step or node begins with {selector!r}")
+        if trouble:
+            print(f"{name}: without its nodes' lines: {trouble}", file=sys.stderr)
         if not follow:
-            for row in some.rows:
-                _print_log(lambda pod=row.pod: route.log(name, pod), row.pod)
+            for log in (*(step._replace(title=step.pod) for step in steps), *nodes):
+                _print_log(route, name, log)
             return 0
         every = LogFollower(route, name, lambda title, line: print(as_text(f"{title}: {line}"), flush=True))
+        looked_at = -math.inf
+
+        def follow_started(view: View) -> None:
+            nonlocal looked_at
+            every.follow(filter(is_wanted, step_logs(view.rows)))
+            if not trouble and (now := time.monotonic()) >= looked_at + LOOK_S:
+                looked_at = now
+                every.follow(filter(is_wanted, _node_logs(route, name)[0]))
+
         with Follower(route, workflow, tails=False) as follower:
-            follower.follow(lambda view: every.follow_started(select_rows(view)))
+            follower.follow(follow_started)
+        every.follow(filter(is_wanted, _node_logs(route, name)[0]))
+        every.end()
         every.finish()
     return 0
+
+
+def _node_logs(route: "Route", name: str) -> "tuple[list[PodLog], str]":
+    """The logs of the run's nodes, and why there are none; while the cluster cannot be asked, none without a reason."""
+    from everstep.runtime.submission import ApiError
+    from everstep.runtime.submission.route import Trouble
+
+    if not route.sees_nodes:
+        return [], f"{route.where} does not show them; without ARGO_SERVER the kube context does"
+    try:
+        return route.node_logs(name), ""
+    except ApiError as error:
+        if not error.trouble.is_passing and error.trouble is not Trouble.FORBIDDEN:
+            raise
+        return [], "" if error.trouble.is_passing else str(error)
 
 
 def log_of(namespace: str, name: str, pod: str) -> list[str]:
@@ -136,13 +168,13 @@ def log_of(namespace: str, name: str, pod: str) -> list[str]:
             return []
 
 
-def _print_log(read: "Callable[[], Iterator[str]]", pod: str) -> None:
+def _print_log(route: "Route", name: str, log: "PodLog") -> None:
     from everstep.runtime.submission import ApiError
     from everstep.runtime.submission.route import Trouble
 
     try:
-        for line in read():
-            print(as_text(f"{pod}: {line}"), flush=True)
+        for line in route.log(name, log.pod, container=log.container):
+            print(as_text(f"{log.title}: {line}"), flush=True)
     except ApiError as error:
         if error.trouble is not Trouble.NOT_FOUND:  # Its pod is gone, and its log with it.
             raise

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,6 +20,8 @@ FILES = ("manifest.json", "workflow.json")
 """A run begins with the first file; the second is written before any of its pods starts."""
 
 
+_NODE = re.compile(r"[a-z0-9-]+-\d+-\d+")
+"""A training's node: its role, its place there, and how often it was replaced."""
 NEWEST = "@latest"
 """Names the newest run, as for `argo`."""
 
@@ -180,7 +183,8 @@ def _creation_time(workflow: Mapping[str, Any]) -> float:
 
 
 def log_lines(folder: Path, selector: str, follow: bool) -> Iterator[str]:
-    """Lines as `argo logs` prints them, `POD: LINE`. `selector` selects a pod, or steps whose name begins with it.
+    """Lines as `argo logs` prints them, `POD: LINE`; of a training's nodes `NODE: LINE`. `selector` selects a pod, or
+    steps and nodes whose name begins with it.
 
     `follow`: go on until the run has ended.
     """
@@ -201,17 +205,21 @@ def log_lines(folder: Path, selector: str, follow: bool) -> Iterator[str]:
             break
         time.sleep(FOLLOW_EVERY_S)
     if not read and selector:
-        raise BadInput(f"{folder.name}: no pod of that name has a log, and no step begins with {selector!r}")
+        raise BadInput(f"{folder.name}: no pod of that name has a log, and no step or node begins with {selector!r}")
 
 
 def _pod_logs(folder: Path, selector: str) -> Iterator[tuple[Path, str]]:
-    """(log, pod) of the selected pods, in the order in which they started."""
+    """(log, pod) of the selected pods, in the order in which they started, then (log, node) of the trainings' nodes."""
     nodes = [node for node in read_workflow(folder)["status"]["nodes"].values() if node.get("log")]
+    own = {Path(node["log"]).name for node in nodes}
     for node in sorted(nodes, key=lambda node: (node.get("startedAt") or "", node["name"])):
         path = folder / "logs" / Path(node["log"]).name
         names = (node["displayName"], path.stem)
         if path.exists() and (node["podName"] == selector or any(name.startswith(selector) for name in names)):
             yield path, node["podName"]
+    for path in sorted((folder / "logs").glob("*.log")):
+        if path.name not in own and _NODE.fullmatch(path.stem) and path.stem.startswith(selector):
+            yield path, path.stem
 
 
 def align_columns(table: list[tuple[str, ...]], gap: int) -> list[str]:

@@ -104,10 +104,10 @@ class Get(OneRunAnywhere):
 
 @dataclass(frozen=True, kw_only=True)
 class Logs(OneRunAnywhere):
-    """Show what a run's pods have printed."""
+    """Show what a run's steps, and the nodes of its trainings, have printed."""
 
     pod: Annotated[str, Flag(is_positional=True)] = ""
-    """Only this pod, or steps whose name begins with it."""
+    """Only this pod, or steps and nodes whose name begins with it."""
     follow: Annotated[bool, Flag("-f")] = False
     """Follow until the run has ended."""
 

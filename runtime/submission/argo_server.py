@@ -16,7 +16,15 @@ from hera.workflows import WorkflowsService, models
 from pydantic import ValidationError
 from urllib3.exceptions import InsecureRequestWarning
 
-from everstep.runtime.submission.route import ANSWER_S, CONNECT_S, SILENCE_S, ApiError, Trouble, trouble_for_status
+from everstep.runtime.submission.route import (
+    ANSWER_S,
+    CONNECT_S,
+    SILENCE_S,
+    ApiError,
+    PodLog,
+    Trouble,
+    trouble_for_status,
+)
 
 FALSE = ("", "0", "false", "no", "off")
 LIST_OF_ONE = "listOptions.fieldSelector"
@@ -36,6 +44,8 @@ def server_url(environment: Mapping[str, str]) -> str:
 
 class ArgoServer:
     """A Route."""
+
+    sees_nodes = False
 
     def __init__(self, environment: Mapping[str, str], namespace: str) -> None:
         """Asks the server for the namespace it manages when none is given. Raises ApiError."""
@@ -87,9 +97,11 @@ class ArgoServer:
             if "object" in event:
                 yield event["object"]
 
-    def log(self, workflow: str, pod: str, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
+    def log(
+        self, workflow: str, pod: str, *, container: str = "main", follow: bool = False, tail: int | None = None
+    ) -> Iterator[str]:
         """See Route."""
-        query: dict[str, Any] = {"podName": pod, "logOptions.container": "main"}
+        query: dict[str, Any] = {"podName": pod, "logOptions.container": container}
         if follow:
             query["logOptions.follow"] = "true"
         if tail is not None:
@@ -97,6 +109,10 @@ class ArgoServer:
         for entry in self._stream_results(f"api/v1/workflows/{self.namespace}/{workflow}/log", query):
             if entry.get("podName", pod) == pod:
                 yield str(entry.get("content", "")).rstrip("\n")
+
+    def node_logs(self, workflow: str) -> list[PodLog]:
+        """See Route. It shows the logs of pods with Argo's labels only."""
+        return []
 
     def link(self, name: str) -> str:
         """See Route."""

@@ -5,13 +5,14 @@ from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, 
 from typing import Any, Literal, TypeVar
 
 from everstep.runtime.platform.kubernetes.api import ARGO, KubeApi, KubeError
+from everstep.runtime.platform.kubernetes.pods import NODE, has_ended
 from everstep.runtime.submission.kube_config import read_access
 from everstep.runtime.submission.loop_thread import LoopThread
 from everstep.runtime.submission.needs import Needs
 from everstep.runtime.submission.overdue_pods import run_selector
 from everstep.runtime.submission.preflight import Finding, examine
 from everstep.runtime.submission.retry_patch import formulate
-from everstep.runtime.submission.route import ApiError, Trouble, trouble_for_status
+from everstep.runtime.submission.route import ApiError, PodLog, Trouble, trouble_for_status
 
 T = TypeVar("T")
 GRACE_S = 30
@@ -22,6 +23,8 @@ POLL_S = 0.3
 
 class CustomResource:
     """A Route."""
+
+    sees_nodes = True
 
     def __init__(self, environment: Mapping[str, str], namespace: str) -> None:
         """Reads the configuration; asks nothing yet. Raises ApiError when there is none that can be read."""
@@ -112,13 +115,28 @@ class CustomResource:
             if not has_begun:
                 raise ApiError(*_explain(self.where, self._url, self.namespace, error)) from None
 
-    def log(self, workflow: str, pod: str, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
+    def log(
+        self, workflow: str, pod: str, *, container: str = "main", follow: bool = False, tail: int | None = None
+    ) -> Iterator[str]:
         """See Route."""
         try:
-            for line in self._loop.items(self._api.log(pod, "main", follow=follow, tail=tail)):
+            for line in self._loop.items(self._api.log(pod, container, follow=follow, tail=tail)):
                 yield line.decode(errors="replace")
         except KubeError as error:
             raise ApiError(*_explain(self.where, self._url, self.namespace, error)) from None
+
+    def node_logs(self, workflow: str) -> list[PodLog]:
+        """See Route."""
+        logs = [
+            PodLog(
+                pod["metadata"]["labels"][NODE], pod["metadata"]["name"], has_ended(pod),
+                pod["spec"]["containers"][0]["name"],
+            )
+            for pod in self.pods(NODE)
+            if workflow in (owner["name"] for owner in pod["metadata"].get("ownerReferences") or ())
+            and pod["status"].get("phase") != "Pending"
+        ]  # fmt: skip
+        return sorted(logs)
 
     def config_maps(self, selector: str) -> list[dict[str, Any]]:
         """Those of the namespace with these labels. Raises ApiError."""

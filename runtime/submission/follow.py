@@ -6,11 +6,11 @@ The connection may break: the run goes on, and so does following it.
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from everstep.runtime.submission.route import ApiError, Route, Trouble
+from everstep.runtime.submission.route import ApiError, PodLog, Route, Trouble
 from everstep.runtime.submission.submit import ENDED
 from everstep.runtime.submission.tree import Row, is_offloaded, rows
 from everstep.runtime.system.backoff import backoff
@@ -148,28 +148,36 @@ def is_argos(line: str) -> bool:
     return line.rstrip().endswith(ARGOS_MARK)
 
 
+def step_logs(rows: Iterable[Row]) -> list[PodLog]:
+    """The logs of the steps that have started."""
+    return [PodLog(row.title, row.pod, row.phase.fulfilled) for row in rows if row.pod]
+
+
 class LogFollower:
-    """Every line of every step's log, as it comes."""
+    """Every line of the logs, as it comes."""
 
     def __init__(self, route: Route, workflow: str, say: Callable[[str, str], None]) -> None:
-        """`say(title of the step, line)`; called from several threads, one line each time."""
+        """`say(title of the log, line)`; called from several threads, one line each time."""
         self._route = route
         self._workflow = workflow
         self._say = say
         self._done: dict[str, threading.Event] = {}
         self._threads: list[threading.Thread] = []
 
-    def follow_started(self, view: View) -> None:
-        """Follow the logs of the steps that have started."""
-        for row in view.rows:
-            if not row.pod:
-                continue
-            if row.pod not in self._done:
-                self._done[row.pod] = threading.Event()
-                self._threads.append(threading.Thread(target=self._follow, args=(row,), daemon=True))
+    def follow(self, logs: Iterable[PodLog]) -> None:
+        """Follow these logs, too, from now on."""
+        for log in logs:
+            if log.pod not in self._done:
+                self._done[log.pod] = threading.Event()
+                self._threads.append(threading.Thread(target=self._follow, args=(log,), daemon=True))
                 self._threads[-1].start()
-            if row.phase.fulfilled:
-                self._done[row.pod].set()
+            if log.is_over:
+                self._done[log.pod].set()
+
+    def end(self) -> None:
+        """No more lines come to any of them."""
+        for done in self._done.values():
+            done.set()
 
     def finish(self, within_s: float = 10.0) -> None:
         """Wait for what is still on its way."""
@@ -177,20 +185,21 @@ class LogFollower:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _follow(self, row: Row) -> None:
+    def _follow(self, log: PodLog) -> None:
         printed_count = 0
         while True:
-            over = self._done[row.pod].is_set()
+            over = self._done[log.pod].is_set()
             try:
-                for number, line in enumerate(self._route.log(self._workflow, row.pod, follow=not over)):
+                lines = self._route.log(self._workflow, log.pod, container=log.container, follow=not over)
+                for number, line in enumerate(lines):
                     if number >= printed_count:  # A stream that broke off is read again from its beginning.
                         printed_count += 1
-                        self._say(row.title, line)
+                        self._say(log.title, line)
                 problem = ""
             except ApiError as error:
                 problem = str(error) if error.trouble is not Trouble.NOT_FOUND else "its log is gone"
             if over:
                 if problem and not printed_count:
-                    self._say(row.title, f"({problem})")
+                    self._say(log.title, f"({problem})")
                 return
-            self._done[row.pod].wait(1.0)
+            self._done[log.pod].wait(1.0)

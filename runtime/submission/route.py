@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 CONNECT_S = 5.0
 ANSWER_S = 30.0
@@ -54,12 +54,25 @@ def trouble_for_status(status: int) -> Trouble:
     return STATUS.get(status, Trouble.BUSY if status >= 500 else Trouble.OTHER)
 
 
+class PodLog(NamedTuple):
+    """Where the log of a step or of a training's node is."""
+
+    title: str
+    """Of the step, or the node's name."""
+    pod: str
+    is_over: bool
+    """No more lines come."""
+    container: str = "main"
+
+
 class Route(Protocol):
     """One way to one Argo, and one namespace there. Every method raises ApiError."""
 
     namespace: str
     where: str
     """For people: `http://argo.example`, `kube context ml`."""
+    sees_nodes: bool
+    """Whether it knows the pods that a step makes for a training's nodes: Argo does not."""
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """The Workflow as it was made; its name is in the manifest."""
@@ -85,8 +98,14 @@ class Route(Protocol):
         """The Workflow as it is, then each time that it changes. Ends when the other side ends the stream."""
         ...
 
-    def log(self, workflow: str, pod: str, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
-        """Lines of the log of a pod's main container: all or the last `tail`, and with `follow` until it ends."""
+    def log(
+        self, workflow: str, pod: str, *, container: str = "main", follow: bool = False, tail: int | None = None
+    ) -> Iterator[str]:
+        """Lines of the log of a pod's container: all or the last `tail`, and with `follow` until it ends."""
+        ...
+
+    def node_logs(self, workflow: str) -> list[PodLog]:
+        """Those of the Workflow's nodes that have begun and whose pods are there, by name; none unless `sees_nodes`."""
         ...
 
     def link(self, name: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.submission import tree
-from everstep.runtime.submission.follow import Follower, LogFollower, View
+from everstep.runtime.submission.follow import Follower, LogFollower, View, step_logs
 from everstep.runtime.submission.route import ApiError, Route
 from everstep.runtime.submission.view import open_view
 from everstep.runtime.workflow.run.own_errors import workflow_message
@@ -29,7 +29,7 @@ def watch(route: Route, workflow: dict[str, Any], logs: bool) -> int:
             def see(view: View) -> None:
                 show(view)
                 if log_follower:
-                    log_follower.follow_started(view)
+                    log_follower.follow(step_logs(view.rows))
 
             last = follower.follow(see)
             if log_follower:

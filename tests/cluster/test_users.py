@@ -93,7 +93,9 @@ def test_a_run_is_listed_shown_read_stopped_and_retried_without_an_iteration_aga
     view = verb("get", name)
     assert "Running" in view
     assert by_argo.pod in view
-    assert f"{by_argo.pod}: " in verb("logs", name)
+    lines = verb("logs", name)
+    assert f"{by_argo.pod}: " in lines
+    assert any(f"\n{node}: " in lines for node in by_argo.nodes()) != bool(way), "an Argo Server shows no nodes' lines"
     assert "asked Argo to stop" in verb("stop", name)
     assert by_argo.finish() == "Failed"
     records_before, trained_to = len(by_argo.records()), last_iteration(by_argo)

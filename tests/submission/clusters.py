@@ -218,10 +218,17 @@ class KubeApi(_Handler):
             case ["api", "v1", "namespaces", _, "pods", name] if self.command == "DELETE":
                 self.cluster.pods = [pod for pod in self.cluster.pods if pod["metadata"]["name"] != name]
                 self.yes({"kind": "Status", "status": "Success"})
+            case ["api", "v1", "namespaces", _, "pods"] if "list pods" in self.cluster.missing:
+                self.no(403, 'pods is forbidden: User "u" cannot list resource "pods"', "pods")
             case ["api", "v1", "namespaces", _, "pods"]:
                 key, _, value = query["labelSelector"].partition("=")
-                config_maps = [pod for pod in self.cluster.pods if pod["metadata"]["labels"].get(key) == value]
-                self.yes({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": config_maps})
+                labels = [pod["metadata"]["labels"] for pod in self.cluster.pods]
+                pods = [
+                    pod
+                    for pod, own in zip(self.cluster.pods, labels, strict=True)
+                    if key in own and value in ("", own[key])
+                ]
+                self.yes({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": pods})
             case ["api", "v1", "namespaces", _, "pods", pod, "log"]:
                 if pod not in self.cluster.logs:
                     self.no(404, f'pods "{pod}" not found', "pods")

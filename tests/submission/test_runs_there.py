@@ -52,6 +52,68 @@ def test_logs_are_those_of_all_pods_or_of_the_wanted(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.splitlines() == ["b: there"]
 
 
+def node_pod(name: str, run: str, phase: str) -> dict[str, object]:
+    """Of a node of that run's training."""
+    metadata = {"name": f"{run}-x-{name}", "labels": {"everstep/node": name}, "ownerReferences": [{"name": run}]}
+    return {"metadata": metadata, "spec": {"containers": [{"name": "agent"}]}, "status": {"phase": phase}}
+
+
+@pytest.fixture
+def nodes(run: Cluster) -> Cluster:
+    """One that trains, one that has ended, one that waits for a machine, and one of another run."""
+    run.pods = [
+        node_pod("worker-1-0", "first", "Running"), node_pod("worker-0-0", "first", "Failed"),
+        node_pod("worker-2-0", "first", "Pending"), node_pod("worker-0-0", "other", "Running"),
+    ]  # fmt: skip
+    run.logs |= {"first-x-worker-1-0": ["trains"], "first-x-worker-0-0": ["failed"], "other-x-worker-0-0": ["another"]}
+    return run
+
+
+@pytest.mark.parametrize("flags", [(), ("--follow",)], ids=["as they are", "followed"])
+def test_logs_have_the_lines_of_the_trainings_nodes(
+    flags: tuple[str, ...], nodes: Cluster, environment: Environment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes.workflows["first"]["status"] |= {"phase": "Succeeded", "finishedAt": STARTED}
+    nodes.workflows["first"]["status"]["nodes"]["b"]["phase"] = "Succeeded"
+    assert main(["workflow", "logs", "first", "-n", "ml", *flags]) == 0
+    lines, said = capsys.readouterr()
+    assert {"a: hello", "b: there"} <= set(lines.splitlines())
+    of_nodes = {line for line in lines.splitlines() if line.startswith("worker-")}
+    if "ARGO_SERVER" in environment:
+        assert not of_nodes
+        assert "without its nodes' lines: " in said
+        assert "without ARGO_SERVER the kube context does" in said
+    else:
+        assert of_nodes == {"worker-0-0: failed", "worker-1-0: trains"}
+        assert not said
+        asked_containers = {query["container"] for _, path, query in nodes.asked if "worker" in path}
+        assert asked_containers == {"agent"}
+
+
+def test_who_may_not_list_pods_sees_the_steps_lines(
+    nodes: Cluster, by_kube: Environment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ARGO_SERVER", raising=False)
+    for name, value in by_kube.items():
+        monkeypatch.setenv(name, value)
+    nodes.missing.add("list pods")
+    assert main(["workflow", "logs", "first", "-n", "ml"]) == 0
+    lines, said = capsys.readouterr()
+    assert lines.splitlines() == ["a: hello", "a: you", "b: there"]
+    (line,) = said.splitlines()
+    assert "you need that right" in line
+
+
+def test_the_lines_of_one_node_are_shown(
+    nodes: Cluster, environment: Environment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["workflow", "logs", "first", "worker-1", "-n", "ml"])
+    if "ARGO_SERVER" in environment:
+        assert code == 2
+    else:
+        assert (code, capsys.readouterr().out) == (0, "worker-1-0: trains\n")
+
+
 @pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 1)])
 def test_a_run_that_has_ended_is_waited_for_and_watched(
     run: Cluster, phase: str, code: int, capsys: pytest.CaptureFixture[str]
@@ -106,7 +168,7 @@ def test_a_run_whose_steps_are_elsewhere_is_retried_by_an_argo_server_only(
         (["stop", "gone"], '"gone" not found'),
         (["wait", "gone"], '"gone" not found'),
         (["watch", "gone"], '"gone" not found'),
-        (["logs", "first", "x"], "no step begins with 'x'"),
+        (["logs", "first", "x"], "no step or node begins with 'x'"),
         (["retry", "first"], "only a run that has failed is retried, and it is Running"),
         (["stop", "first", "--message", "m"], "acts on the whole run"),
     ],

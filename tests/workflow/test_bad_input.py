@@ -168,7 +168,7 @@ def test_what_is_asked_of_a_run_is_one_line(
         (["stop", "w"], "w: has already ended: Succeeded"),
         (["set", "w", "--phase", "Failed"], "w: no process runs it; `everstep workflow resume w` resumes it"),
         (["get", "nobody"], "nobody: no such run; `everstep workflow list --runs runs` shows them"),
-        (["logs", "w", "z"], "w: no pod of that name has a log, and no step begins with 'z'"),
+        (["logs", "w", "z"], "w: no pod of that name has a log, and no step or node begins with 'z'"),
         (["get", "broken"], "broken/workflow.json: not JSON: "),
     ):
         assert main(["workflow", *words]) == 2, words

@@ -111,7 +111,12 @@ def test_logs_are_told_by_pod_and_chosen_by_pod_or_step(tmp_path: Path) -> None:
         == list(log_lines(folder, pod("w[1].c(0)", "hear"), False))
         == lines_told[1:]
     )
-    with pytest.raises(BadInput, match="no step begins with 'z'"):
+    for name in ("worker-0-0", "worker-1-0", "u-train.master", "old(0)"):
+        (folder / "logs" / f"{name}.log").write_text(f"from {name}\n")
+    of_nodes = ["worker-0-0: from worker-0-0", "worker-1-0: from worker-1-0"]
+    assert list(log_lines(folder, "", follow=True)) == [*lines_told, *of_nodes]
+    assert list(log_lines(folder, "worker-1", follow=False)) == of_nodes[1:]
+    with pytest.raises(BadInput, match="no step or node begins with 'z'"):
         list(log_lines(folder, "z", follow=False))
 
 
