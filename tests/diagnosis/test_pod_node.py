@@ -1,6 +1,8 @@
 """A pod of a check: on all its cores, and what it does when it is over."""
 
+import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,8 +20,12 @@ KEY, TOKEN = start_key("u-train", "pod-1"), "hush"
 
 
 @pytest.fixture(autouse=True)
-def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The process that runs the tests keeps its own answer to SIGTERM."""
     monkeypatch.setattr(pod_node, "LOOK_S", 0.01)
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
 
 
 def test_it_measures_on_all_cores_that_it_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
