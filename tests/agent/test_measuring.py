@@ -25,10 +25,10 @@ def descendants() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
-def measurer(before: set[int]) -> psutil.Process:
-    """The only process that there was not before."""
-    (pid,) = descendants() - before
-    return psutil.Process(pid)
+def forks() -> list[psutil.Process]:
+    """What the fork server has forked; its clone is a child of this process, too."""
+    every = psutil.Process().children(recursive=True)
+    return [process for process in every if process.ppid() != os.getpid()]
 
 
 def play(folder: Path, story: Callable[[Workers], Awaitable[None]]) -> None:
@@ -61,13 +61,11 @@ async def verdict_on_a(measuring: MeasurementProcess) -> Verdict:
 
 def test_it_is_forked_with_what_the_workers_import_and_ends_with_its_block(tmp_path: Path) -> None:
     async def story(workers: Workers) -> None:
-        before = descendants()
         async with measure_beside(workers.beside) as measuring:
-            process = measurer(before)
-            assert process.ppid() in before
+            (process,) = forks()
             assert process.cmdline() == psutil.Process(process.ppid()).cmdline(), "it is a fork alone"
             assert not (await verdict_on_a(measuring)).avoid
-        assert descendants() == before
+        assert not forks()
 
     play(tmp_path, story)
 
@@ -83,9 +81,9 @@ def test_it_goes_on_when_workers_are_started(tmp_path: Path) -> None:
 
 def test_a_check_comes_to_its_verdict_when_the_fork_server_dies(tmp_path: Path) -> None:
     async def story(workers: Workers) -> None:
-        before = descendants()
         async with measure_beside(workers.beside) as measuring:
-            os.kill(measurer(before).ppid(), signal.SIGKILL)
+            (process,) = forks()
+            os.kill(process.ppid(), signal.SIGKILL)
             verdict = await verdict_on_a(measuring)
         assert (verdict.health, verdict.reason) == (Health.FAULTY, "the process that measures was ended")
         assert measuring.lost.done()
@@ -97,10 +95,9 @@ def test_a_check_comes_to_its_verdict_when_the_fork_server_dies(tmp_path: Path) 
 
 def test_it_can_be_killed(tmp_path: Path) -> None:
     async def story(workers: Workers) -> None:
-        before = descendants()
         async with measure_beside(workers.beside) as measuring:
             measuring.kill()
             await measuring.lost
-        assert descendants() == before
+        assert not forks()
 
     play(tmp_path, story)
