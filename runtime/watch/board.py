@@ -90,6 +90,7 @@ class BoardWriter:
     def set_earlier(self, count: int) -> None:
         """Say how many iterations earlier processes made."""
         self._earlier = count
+        self._write_spent()
 
     def _write_spent(self) -> None:
         data = self._data_s, self._staging_s, self._evaluation_s, self._tokens, self._earlier
