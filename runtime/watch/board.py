@@ -21,20 +21,25 @@ THREAD = "everstep-watch"
 """The worker's thread that counts collectives."""
 STACK_SIGNAL = signal.SIGRTMIN + 9
 """A worker answers it by a dump to `stack_file`; libraries use the first real-time signals."""
-_MAGIC = b"EVSBRD01"
+_MAGIC = b"EVSBRD02"
 _HEAD = struct.Struct("=8s5q")
-_PROGRESS_AT, _PROGRESS = 64, struct.Struct("=2qd32s")
+_PROGRESS_AT, _PROGRESS = 64, struct.Struct("=qd32s")
 _COLLECTIVES_AT, _COLLECTIVES = 128, struct.Struct("=4qd80s")
 _RECENT_AT, _RECENT = 256, struct.Struct(f"={RECENT}d")
 _JOB_AT, _JOB_BYTES = 384, 128
-_SPENT_AT, _SPENT = 512, struct.Struct("=4dqd")
+_SPENT_AT, _SPENT = 512, struct.Struct("=4dq")
 _STORE_AT, _STORE_BYTES = 576, 256
-_SIZE = 832
+_ENDED_AT, _ENDED = 832, struct.Struct("=qd")
+_SIZE = 848
 _PHASE_BYTES, _NAME_BYTES = 32, 80
 
 
 class BoardWriter:
-    """The worker's side."""
+    """The worker's side.
+
+    `finish_iteration` is short: after an iteration that has gone through more memory than the caches hold, each line of
+    Python costs microseconds. So a reader adds up what it can: an iteration is a sign of progress, too.
+    """
 
     def __init__(self, path: str, board: Board) -> None:
         """Create the file. Raises OSError."""
@@ -45,8 +50,9 @@ class BoardWriter:
         finally:
             os.close(file)
         self._memory[:_SIZE] = bytes(_SIZE)
+        self._recent = memoryview(self._memory)[_RECENT_AT : _RECENT_AT + _RECENT.size].cast("d")
         self._changes = self._iteration = self._samples = self._waits = 0
-        self._data_s = self._staging_s = self._evaluation_s = self._tokens = self._ended_at = 0.0
+        self._data_s = self._staging_s = self._evaluation_s = self._tokens = 0.0
         self._earlier = 0
         self._phase = b""
         for text, at, size in ((board.job, _JOB_AT, _JOB_BYTES), (board.store, _STORE_AT, _STORE_BYTES)):
@@ -61,16 +67,14 @@ class BoardWriter:
 
     def finish_iteration(self, seconds: float, now: float) -> None:
         """Count an iteration; `seconds`: how long it took, 0 if that is not known."""
-        self._iteration += 1
-        self._ended_at = now
-        self._write_spent()
-        struct.pack_into("=d", self._memory, _RECENT_AT + 8 * (self._iteration % RECENT), seconds)
-        self.note_progress(now)
+        self._iteration = number = self._iteration + 1
+        self._recent[number % RECENT] = seconds
+        _ENDED.pack_into(self._memory, _ENDED_AT, number, now)
 
     def note_progress(self, now: float) -> None:
-        """Count a sign of progress."""
+        """Count a sign of progress other than an iteration."""
         self._changes += 1
-        _PROGRESS.pack_into(self._memory, _PROGRESS_AT, self._iteration, self._changes, now, self._phase)
+        _PROGRESS.pack_into(self._memory, _PROGRESS_AT, self._changes, now, self._phase)
 
     def add_spent(self, data_s: float = 0.0, staging_s: float = 0.0, evaluation_s: float = 0.0) -> None:
         """Add seconds that the worker has waited for data or for a save, or has evaluated."""
@@ -86,9 +90,10 @@ class BoardWriter:
     def set_earlier(self, count: int) -> None:
         """Say how many iterations earlier processes made."""
         self._earlier = count
+        self._write_spent()
 
     def _write_spent(self) -> None:
-        data = self._data_s, self._staging_s, self._evaluation_s, self._tokens, self._earlier, self._ended_at
+        data = self._data_s, self._staging_s, self._evaluation_s, self._tokens, self._earlier
         _SPENT.pack_into(self._memory, _SPENT_AT, *data)
 
     def set_collectives(self, entered_count: int, completed_count: int, name: str, now: float) -> None:
@@ -105,16 +110,18 @@ def read_board(path: Path) -> Board | None:
         data = path.read_bytes()
         if len(data) == _SIZE and data.startswith(_MAGIC):
             pid, rank, world_size, local_rank, round_ = _HEAD.unpack_from(data)[1:]
-            iteration, changes, changed_at, phase = _PROGRESS.unpack_from(data, _PROGRESS_AT)
+            changes, changed_at, phase = _PROGRESS.unpack_from(data, _PROGRESS_AT)
+            iteration, ended_at = _ENDED.unpack_from(data, _ENDED_AT)
             entered_count, completed_count, samples, waits, sampled_at, name = _COLLECTIVES.unpack_from(
                 data, _COLLECTIVES_AT
             )
             recent = _RECENT.unpack_from(data, _RECENT_AT)
-            data_s, staging_s, evaluation_s, tokens, earlier, ended_at = _SPENT.unpack_from(data, _SPENT_AT)
+            data_s, staging_s, evaluation_s, tokens, earlier = _SPENT.unpack_from(data, _SPENT_AT)
             return Board(
-                pid, rank, world_size, local_rank, round_, _text(data[_JOB_AT:_SPENT_AT]), iteration, changes,
-                changed_at, _text(phase), entered_count, completed_count, samples, waits, sampled_at, _text(name),
-                recent, data_s, staging_s, evaluation_s, tokens, earlier, ended_at, _text(data[_STORE_AT:]),
+                pid, rank, world_size, local_rank, round_, _text(data[_JOB_AT:_SPENT_AT]), iteration,
+                changes + iteration, max(changed_at, ended_at), _text(phase), entered_count, completed_count, samples,
+                waits, sampled_at, _text(name), recent, data_s, staging_s, evaluation_s, tokens, earlier, ended_at,
+                _text(data[_STORE_AT:_ENDED_AT]),
             )  # fmt: skip
     return None
 

@@ -165,18 +165,25 @@ class _Watch:
         module.register_optimizer_step_post_hook(self._after_step)
 
     def _after_step(self, optimizer: Any, *_: object) -> None:
-        if self._optimizer is None:
-            self._optimizer = id(optimizer)
-            self._board.set_earlier(_earlier_steps(optimizer))
-        if self.is_child or id(optimizer) != self._optimizer:
+        """Short for the same reason as `BoardWriter.finish_iteration`."""
+        if self.is_child or (id(optimizer) != self._optimizer and not self._begin_counting(optimizer)):
             return
         now = time.perf_counter()
         seconds, self._ended_at = (now - self._ended_at if self._ended_at else 0.0), now
-        if self._phase in (EVALUATION, SAVE):
+        if self._phase and self._phase in (EVALUATION, SAVE):
             self.set_phase("")
             seconds = 0.0  # It would count the evaluation as part of the iteration.
         self._board.finish_iteration(seconds, time.time())
-        self._profile.after_step(now)
+        if now >= self._profile.due_at:
+            self._profile.after_step(now)
+
+    def _begin_counting(self, optimizer: Any) -> bool:
+        """Count this optimizer's steps, unless another one steps first."""
+        if self._optimizer is not None:
+            return False
+        self._optimizer = id(optimizer)
+        self._board.set_earlier(_earlier_steps(optimizer))
+        return True
 
     def hook_modules(self, module: Any) -> None:
         train = module.Module.train

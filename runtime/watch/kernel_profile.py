@@ -24,13 +24,14 @@ def trace_file(board: Path) -> Path:
 
 
 class KernelProfile:
-    """The worker's side; called after each optimizer step. Looks for a request every LOOK_S at most: it costs 3 us."""
+    """The worker's side."""
 
     def __init__(self, board: Path) -> None:
         self._request, self._trace = str(request_file(board)), trace_file(board)
         self._profiler: Any = None
         self._left = 0
-        self._looked_at = -LOOK_S
+        self.due_at = 0.0
+        """When `after_step` wants to be called. Not after each step: looking for a request takes some microseconds."""
 
     def after_step(self, now: float) -> None:
         """Begin, go on with, or end what was asked for. Never fails: the script goes on.
@@ -39,9 +40,7 @@ class KernelProfile:
         """
         try:
             if self._profiler is None:
-                if now - self._looked_at < LOOK_S:
-                    return
-                self._looked_at = now
+                self.due_at = now + LOOK_S
                 if os.path.exists(self._request):
                     self._begin()
                 return
@@ -58,7 +57,7 @@ class KernelProfile:
         activities = [kinds.CPU, kinds.CUDA] if torch.cuda.is_available() else [kinds.CPU]
         profiler = torch.profiler.profile(activities=activities)
         profiler.start()
-        self._profiler, self._left = profiler, ITERATIONS
+        self._profiler, self._left, self.due_at = profiler, ITERATIONS, 0.0
 
     def _end(self) -> None:
         profiler, self._profiler = self._profiler, None
