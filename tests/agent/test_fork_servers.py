@@ -25,6 +25,9 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.folder, self.ends, self.round = folder, asyncio.Queue[WorkerEnd](), 0
         self.started = asyncio.Queue[int]()
+        self.said = tuple[str, ...]()
+        """Lines for the log, of the last start."""
+        self.log = os.open(folder / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
         self.command = [str(folder / "train.py")]
         self.workers = Workers(
             self.command, [], self.ends.put_nowait, on_start=lambda rank, pid: self.started.put_nowait(pid)
@@ -34,9 +37,8 @@ class Node:
         """Start a worker; the process that forked it."""
         self.said = await self.workers.wait_until_ready(plain=False)
         self.round += 1
-        log = os.open(self.folder / "log", os.O_CREAT | os.O_RDWR | os.O_APPEND)
         variables = {"RANK": "0", TRACEBACK_VARIABLE: str(self.folder / "traceback")}
-        output = NodeLog(log, self.folder).open(0, 0)
+        output = NodeLog(self.log, self.folder).open(0, 0)
         self.workers.start(self.round, False, [WorkerSpec(variables, tuple(self.command), output)])
         return psutil.Process(await self.started.get()).ppid()
 
@@ -62,6 +64,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
                 await story(node)
         finally:
             await node.workers.close()
+            os.close(node.log)
 
     before = psutil.Process().children()
     yield lambda story: asyncio.run(run(story))
