@@ -18,8 +18,8 @@ from everstep.runtime.system.backoff import backoff
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
 REDRAW_S = 0.5
 TAIL_EVERY_S = 2.0
-ARGOS_MARK, OWN_LINES = " argo=true", 5
-"""The end of the lines that Argo's executor adds to a step's, and how many it may add at the log's end."""
+ARGOS_MARK, OWN_LINES = "argo=true", 5
+"""A word of the lines that Argo's executor adds to a step's, and how many it may add at the log's end."""
 MAX_TAILS = 8
 """The most running steps whose newest line is fetched."""
 TAKEN_UP_S = 30.0
@@ -145,7 +145,7 @@ def last_lines(route: Route, workflow: str, pod: str, count: int) -> list[str]:
 
 def is_argos(line: str) -> bool:
     """Whether Argo's executor wrote it among the lines of a step."""
-    return line.rstrip().endswith(ARGOS_MARK)
+    return line.startswith("time=") and ARGOS_MARK in line.split()
 
 
 def step_logs(rows: Iterable[Row]) -> list[PodLog]:

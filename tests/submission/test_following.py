@@ -99,12 +99,14 @@ def test_a_failed_step_ends_with_its_exit_code_and_the_end_of_its_log(
 ) -> None:
     cluster.states = states("Failed", "3", "main: Error (exit code 3)")
     argos = 'time="2026-11-23T11:43:03 UTC" level=info msg="sub-process exited" argo=true'
-    cluster.logs[train_pod()] = [*(f"line {n}" for n in range(40)), "no healthy quorum", argos]
+    of_41 = 'time=2026-11-27T03:51:18.818Z level=INFO msg="saving parameter" argo=true src=/tmp/outputs/fired'
+    cluster.logs[train_pod()] = [*(f"line {n}" for n in range(40)), "no healthy quorum", argos, of_41]
     completed = pipeline(environment, *ON_ARGO)
     assert completed.returncode == 3, completed.stderr
     assert "✖ train" in completed.stderr
     assert "     no healthy quorum\n" in completed.stderr
     assert "line 39" in completed.stderr
+    assert "argo=true" not in completed.stderr
     assert "line 3\n" not in completed.stderr
 
 
