@@ -1,6 +1,8 @@
 """A node's fork server, and its clone: a process that has imported the same, and takes its place when it dies."""
 
 import asyncio
+import socket
+import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -33,7 +35,11 @@ class ForkServers:
     async def wait_until_ready(self, plain: bool) -> tuple[str, ...]:
         """Wait until workers can be started; returns lines for the log, once. Replaces a fork server that has ended."""
         async with self._starting:
-            lines = () if self.current is not None and self.current.alive else await self._replace(plain)
+            server = self.current
+            if server is not None and server.alive and server.ready.done():
+                lines: tuple[str, ...] = ()
+            else:
+                lines = await self._replace(plain)
             self._keep_clone()
             return lines
 
@@ -46,22 +52,23 @@ class ForkServers:
                 await server.close()
 
     async def _replace(self, plain: bool) -> tuple[str, ...]:
-        if self.current is not None:
+        """Have one that is ready. It may have been started before, by a call that did not wait for its end."""
+        if self.current is not None and not self.current.alive:
             await self.current.wait_until_buried()  # Its end must not count as the next server's.
-        if self._clone is not None:
             self.current, self._clone = self._clone, None
-            with suppress(ForkServerLost):
-                await self.current.ready
-            if self.current.alive:
-                return ("the fork server has ended: its clone takes its place",)
-            await self.current.wait_until_buried()
-        self.current = self._start(plain)
+            if self.current is not None:
+                with suppress(ForkServerLost):
+                    await asyncio.shield(self.current.ready)
+                    return ("the fork server has ended: its clone takes its place",)
+                await self.current.wait_until_buried()
+                self.current = None
+        self.current = self.current or self._start(plain)
         try:
-            ready = await self.current.ready
+            ready = await asyncio.shield(self.current.ready)
         except ForkServerLost as error:
             await self.current.wait_until_buried()
             self.current = self._start(plain=True)
-            await self.current.ready
+            await asyncio.shield(self.current.ready)
             return (f"{error}; workers are started by exec, each imports everything itself",)
         lines = [f"preload: {line}" for line in ready.warnings]
         if ready.plain and not plain:
@@ -73,16 +80,15 @@ class ForkServers:
         server = self.current
         if self._clone is None and server is not None and server.alive and not server.ready.result().plain:
             with suppress(ForkServerLost):
-                self._clone = self._take_over(server.clone())
+                self._clone = self._take_over(None, server.clone())
 
     def _start(self, plain: bool) -> ForkServer:
-        process, self._first = self._first, None
-        return self._take_over(
-            process or start_fork_server(self._command, self._preload, plain=plain, python=self._python)
-        )
+        first, self._first = self._first, None
+        first = first or start_fork_server(self._command, self._preload, plain=plain, python=self._python)
+        return self._take_over(first.process, first.socket)
 
-    def _take_over(self, process: ForkServerProcess) -> ForkServer:
-        server = ForkServer(process, self._on_fork, self._on_exit, lambda: self._on_server_lost(server))
+    def _take_over(self, process: subprocess.Popen[bytes] | None, connection: socket.socket) -> ForkServer:
+        server = ForkServer(process, connection, self._on_fork, self._on_exit, lambda: self._on_server_lost(server))
         return server
 
     def _on_server_lost(self, server: ForkServer) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import msgspec
 
-from everstep.runtime.agent.forkserver_process import ClonedProcess, ForkServerProcess
+from everstep.runtime.agent.forkserver_process import ClonedProcess
 from everstep.runtime.system.processes import wait_for_end
 
 LARGEST_PACKET = 1 << 18
@@ -92,12 +92,13 @@ class ForkServer:
 
     def __init__(
         self,
-        server: ForkServerProcess,
+        process: subprocess.Popen[bytes] | None,
+        connection: socket.socket,
         on_fork: Callable[[Forked], None],
         on_exit: Callable[[Exited], None],
         on_lost: Callable[[], None],
     ) -> None:
-        """Take over its process, which may preload still; a clone says which process it is when it is ready."""
+        """Take over its process, which may preload still. None: a clone; it says which one it is when it is ready."""
         self._loop = asyncio.get_running_loop()
         self._on_fork = on_fork
         self._on_exit = on_exit
@@ -110,8 +111,8 @@ class ForkServer:
         self.ready: asyncio.Future[Ready] = self._loop.create_future()
         """Raises ForkServerLost if the fork server ended first."""
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._process: subprocess.Popen[bytes] | ClonedProcess | None
-        self._process, self._socket = server
+        self._process: subprocess.Popen[bytes] | ClonedProcess | None = process
+        self._socket = connection
         self._loop.add_reader(self._socket, self._on_readable)
         self.alive = True
         self._burial: asyncio.Task[None] | None = None
@@ -126,9 +127,9 @@ class ForkServer:
         except OSError as error:
             raise ForkServerLost(f"the fork server takes no request: {error}") from error
 
-    def clone(self) -> ForkServerProcess:
-        """Another fork server as this one, which outlives it, and is the agent's child, too. It is there only if it
-        becomes ready: where the machine cannot make it, it counts as lost. Raises ForkServerLost."""
+    def clone(self) -> socket.socket:
+        """The connection to another fork server as this one, which outlives it, and is the agent's child, too. It is
+        there only if it becomes ready: where the machine cannot make it, it counts as lost. Raises ForkServerLost."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
@@ -138,7 +139,7 @@ class ForkServer:
             raise ForkServerLost(f"the fork server takes no request: {error}") from error
         finally:
             theirs.close()
-        return ForkServerProcess(None, ours)
+        return ours
 
     def signal(self, number: int, signum: int) -> None:
         """Send a signal to a worker's process group; does nothing if the worker is gone."""

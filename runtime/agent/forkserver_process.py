@@ -30,8 +30,7 @@ class ClonedProcess(NamedTuple):
 class ForkServerProcess(NamedTuple):
     """A process that preloads, and the connection to it."""
 
-    process: subprocess.Popen[bytes] | None
-    """None: a clone, which says on the connection which process it is."""
+    process: subprocess.Popen[bytes]
     socket: socket.socket
 
 

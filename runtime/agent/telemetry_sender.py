@@ -112,7 +112,7 @@ class TelemetrySender:
         self.add(
             {
                 "kind": "restored", "round": seat.round, "iteration": place_fetched.iteration,
-                "tier": place_fetched.tier, "source": place_fetched.source,
+                "tier": place_fetched.tier or "", "source": place_fetched.source,
                 "rank": seat.first_rank + local_rank, "from_round": place_fetched.round, "seconds": round(seconds, 4),
                 **({"why": place_fetched.why} if place_fetched.why else {}),
             }
