@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -62,8 +63,7 @@ class Switch:
     """Turns parts of the watching of this process off and on. Made after its process group."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
-        from torch.optim import optimizer
-
+        optimizer = import_module("torch.optim.optimizer")
         from everstep.runtime.watch import in_worker
 
         self._parts = parts

@@ -17,12 +17,12 @@ The recipes save after each epoch, and a fault returns them there: model, optimi
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import torch.distributed as dist
 from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]
 from torch.distributed.tensor import DTensor
-from torchtune import config, training  # pyright: ignore[reportMissingImports]
 from torchtune.training.checkpointing import DistributedCheckpointer  # pyright: ignore[reportMissingImports]
 
 from everstep.checkpoints import Checkpointer, Checkpoints
@@ -31,6 +31,8 @@ from everstep.runtime.checkpoint.shard.reshard import assemble_state
 from everstep.session import current_or_first
 
 __all__ = ["MetricLogger", "RecipeCheckpointer"]
+
+training: Any = import_module("torchtune.training")
 
 
 class RecipeCheckpointer(DistributedCheckpointer):
@@ -46,7 +48,9 @@ class RecipeCheckpointer(DistributedCheckpointer):
                 "RecipeCheckpointer: set resume_from_checkpoint: true and enable_async_checkpointing: false; "
                 "without a checkpoint the recipe begins with the first epoch"
             )
-        self._base = config.instantiate(OmegaConf.create(dict(base)), should_load_recipe_state=False)
+        self._base = import_module("torchtune.config").instantiate(
+            OmegaConf.create(dict(base)), should_load_recipe_state=False
+        )
         self._recipe = dict(recipe)
         self._checkpoints = Checkpoints()
         self._checkpoints.session.loop = None

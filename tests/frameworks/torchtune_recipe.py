@@ -30,7 +30,7 @@ def counting(tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run it."""
-    recipe = Path(torchtune.__file__).parents[1] / "recipes" / f"{sys.argv.pop(1)}.py"
+    recipe = Path(str(torchtune.__file__)).parents[1] / "recipes" / f"{sys.argv.pop(1)}.py"
     of_devices = ("get_memory_stats", "log_memory_stats", "cleanup_before_training")
     with patch.multiple(training, **dict.fromkeys(of_devices, lambda *args, **settings: None)):
         runpy.run_path(str(recipe), run_name="__main__")

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -65,8 +65,8 @@ def test_the_last_telemetry_of_a_node_that_hears_of_the_end_is_stored_beside_the
             master.add("worker-1", [{"n": number, "iteration": number}], 0.0)
             await master.flush()
         async with end_notice(store) as port, node(port) as client:
-            lines = ({"n": 3, "iteration": 3},)
-            directive = await client.send_heartbeat(Heartbeat("worker-1", 1, telemetry=lines))
+            line: Mapping[str, float | int | str] = {"n": 3, "iteration": 3}
+            directive = await client.send_heartbeat(lambda: Heartbeat("worker-1", 1, telemetry=(dict(line),)))
         assert directive is not None
         return directive.action
 
