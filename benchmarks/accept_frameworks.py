@@ -51,7 +51,8 @@ FORMATS = {
         f"{CONVERT}::each_kind", f"{CONVERT}::python_pipeline", f"{CONVERT}::sizes_of_each_kind",
     ),
     "convert: each field carried or listed with the nearest": (
-        f"{CONVERT}::no_counterpart", f"{CONVERT}::pod_is_carried", f"{CONVERT}::keep_their_commands",
+        f"{CONVERT}::no_counterpart", f"{CONVERT}::the_pod_is_the_roles", f"{CONVERT}::first_roles_pod",
+        f"{CONVERT}::keep_their_commands",
     ),
     "convert: bad input: file, line, field, exit 2": (f"{CONVERT}::bad_input", f"{CONVERT}::policy_that"),
     "convert: any input is converted or refused in one line": ("tests/convert/test_any_input.py",),
