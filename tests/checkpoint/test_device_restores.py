@@ -1,5 +1,6 @@
 """Restores to a device, on one of threads: copies begin after what was queued there, and end in time."""
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -127,8 +128,11 @@ def test_the_property_finds_a_device_that_copies_before_what_was_queued_there(mo
     data = staged(saved)
     monkeypatch.setattr("tests.checkpoint.threaded_device.Stream.wait_for", lambda self, event: None)
     with recording() as device:
+        behind = threading.Event()  # What was queued there is not done before the copies are.
+        device.compute.queue(behind.wait)
         live = garbled(saved, device)
         load(data, live, device)
+        behind.set()
         assert device.compute.record().wait(30)
         assert not all(torch.equal(live[name], tensor) for name, tensor in saved.items())
 

@@ -10,6 +10,7 @@ import pytest
 
 from everstep.cli.ui.live_ranks import LiveRanks
 from everstep.runtime.store import open_store
+from everstep.runtime.workflow.run.run_folder import lock
 from tests import chromium
 from tests.chromium import PLANT
 from tests.harness import Pipeline, kill, wait_until
@@ -103,7 +104,8 @@ def test_ranks_and_figures_are_whole_at_any_width_and_the_list_stays_where_it_wa
             assert await tab.value("document.querySelector('.ranks .scroll').scrollTop") == 300
             assert tab.problems == []
 
-    asyncio.run(watch())
+    with lock(folder):  # Somebody runs it.
+        asyncio.run(watch())
 
 
 def test_without_the_token_nothing_is_shown(tmp_path: Path) -> None:
