@@ -18,7 +18,7 @@ from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, st
 from everstep.runtime.checkpoint.shard.restore import load_shard, open_local_shard
 from everstep.runtime.checkpoint.state.flatten import flatten
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
-from tests.checkpoint.threaded_device import ThreadedDevice
+from tests.checkpoint.threaded_device import Stream, ThreadedDevice
 
 KINDS = (torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.int64)
 SIZES = (0, 1, 7, 300, 40_000, BLOCK_BYTES // 4, 3 * BLOCK_BYTES // 8 + 5)
@@ -126,10 +126,11 @@ def test_the_copies_end_before_the_error_of_one_that_cannot_begin(monkeypatch: p
 def test_the_property_finds_a_device_that_copies_before_what_was_queued_there(monkeypatch: pytest.MonkeyPatch) -> None:
     saved = state_of(SIZES)
     data = staged(saved)
+    wait_for = Stream.wait_for
     monkeypatch.setattr("tests.checkpoint.threaded_device.Stream.wait_for", lambda self, event: None)
     with recording() as device:
         behind = threading.Event()  # What was queued there is not done before the copies are.
-        device.compute.queue(behind.wait)
+        wait_for(device.compute, behind)
         live = garbled(saved, device)
         load(data, live, device)
         behind.set()
