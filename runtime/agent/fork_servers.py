@@ -9,6 +9,9 @@ from contextlib import suppress
 from everstep.runtime.agent.forkserver_client import Exited, Forked, ForkServer, ForkServerLost
 from everstep.runtime.agent.forkserver_process import ForkServerProcess, start_fork_server
 
+_CLONED_S = 2.0
+"""How long the end of a node waits for a clone that is just being made."""
+
 
 class ForkServers:
     """The fork servers of one node, of which one is in use."""
@@ -47,6 +50,9 @@ class ForkServers:
         """End them and the remaining workers."""
         if self._first is not None:
             self.current = self._start(plain=False)
+        if self._clone is not None and self._clone.alive:  # It says which process to wait for when it is ready.
+            with suppress(ForkServerLost, TimeoutError):
+                await asyncio.wait_for(asyncio.shield(self._clone.ready), _CLONED_S)
         for server in (self._clone, self.current):
             if server is not None and server.alive:
                 await server.close()
@@ -59,6 +65,7 @@ class ForkServers:
             if self.current is not None:
                 with suppress(ForkServerLost):
                     await asyncio.shield(self.current.ready)
+                if self.current.alive:
                     return ("the fork server has ended: its clone takes its place",)
                 await self.current.wait_until_buried()
                 self.current = None
@@ -78,7 +85,8 @@ class ForkServers:
     def _keep_clone(self) -> None:
         """Have a clone, unless the fork server has imported nothing: then another is as soon made."""
         server = self.current
-        if self._clone is None and server is not None and server.alive and not server.ready.result().plain:
+        has_clone = self._clone is not None and self._clone.alive
+        if not has_clone and server is not None and server.alive and not server.ready.result().plain:
             with suppress(ForkServerLost):
                 self._clone = self._take_over(None, server.clone())
 
@@ -92,7 +100,5 @@ class ForkServers:
         return server
 
     def _on_server_lost(self, server: ForkServer) -> None:
-        if server is self._clone:
-            self._clone = None  # The next round has another.
-        else:
+        if server is self.current:
             self._on_lost()
