@@ -128,7 +128,7 @@ def test_if_both_are_killed_the_next_fork_server_imports_again(
             os.kill(server, signal.SIGKILL)
         assert (await node.ends.get()).exit_code == -signal.SIGKILL
         await wait_for_servers(0)
-        await asyncio.sleep(0.05)  # The node sees it. A round begun before that would end at once, and cost another one.
+        await asyncio.sleep(0.05)  # The node sees it; a round begun before that would end at once.
         assert await node.start() != used
         assert node.imports() == 2
 
