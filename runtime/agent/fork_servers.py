@@ -84,11 +84,10 @@ class ForkServers:
 
     def _keep_clone(self) -> None:
         """Have a clone, unless the fork server has imported nothing: then another is as soon made."""
-        server = self.current
         has_clone = self._clone is not None and self._clone.alive
-        if not has_clone and server is not None and server.alive and not server.ready.result().plain:
+        if not has_clone and self.current is not None and self.current.forks:
             with suppress(ForkServerLost):
-                self._clone = self._take_over(None, server.clone())
+                self._clone = self._take_over(None, self.current.clone())
 
     def _start(self, plain: bool) -> ForkServer:
         first, self._first = self._first, None

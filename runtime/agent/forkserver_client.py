@@ -127,6 +127,11 @@ class ForkServer:
         except OSError as error:
             raise ForkServerLost(f"the fork server takes no request: {error}") from error
 
+    @property
+    def forks(self) -> bool:
+        """Whether what it starts has imported already what it has: it lives, is ready, and may fork."""
+        return self.alive and self.ready.done() and not self.ready.result().plain
+
     def clone(self) -> socket.socket:
         """The connection to another fork server as this one, which outlives it, and is the agent's child, too. It is
         there only if it becomes ready: where the machine cannot make it, it counts as lost. Raises ForkServerLost."""

@@ -126,8 +126,7 @@ class Workers:
     @property
     def forks(self) -> bool:
         """Whether what is started has imported already what the fork server has."""
-        server = self._server
-        return server is not None and server.alive and server.ready.done() and not server.ready.result().plain
+        return self._server is not None and self._server.forks
 
     @property
     def _server(self) -> ForkServer | None:

@@ -73,33 +73,30 @@ class Progress:
 
     async def wait(self, ready: Callable[[], object], what: str, seconds: float) -> None:
         """Until `ready` is true. Raises NotFiredError after `seconds`, or when the job has ended before."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + seconds
-        while not self._is(ready, what):
-            if loop.time() > deadline:
-                raise NotFiredError(f"{what}: not within {seconds:.0f} s")
-            await asyncio.sleep(LOOK_S)
+        await self._wait(ready, what, seconds, lambda: None, f"not within {seconds:.0f} s")
 
     async def wait_while_it_goes_on(self, ready: Callable[[], object], what: str, seconds: float) -> None:
         """Until `ready` is true, for as long as the job gets on: its journal grows, or its iterations do.
 
         Raises NotFiredError when neither has for `seconds`, or when the job has ended before.
         """
+        why = f"not yet, and the training has not got on for {seconds:.0f} s"
+        await self._wait(ready, what, seconds, self._signs_of_life, why)
+
+    async def _wait(
+        self, ready: Callable[[], object], what: str, seconds: float, signs: Callable[[], object], why: str
+    ) -> None:
+        """The time counts from the last change of the signs."""
         loop = asyncio.get_running_loop()
-        seen, deadline = self._signs_of_life(), loop.time() + seconds
-        while not self._is(ready, what):
-            if (now := self._signs_of_life()) != seen:
+        seen, deadline = signs(), loop.time() + seconds
+        while not ready():
+            if self.has_ended():
+                raise NotFiredError(f"the training ended before {what}")
+            if (now := signs()) != seen:
                 seen, deadline = now, loop.time() + seconds
             if loop.time() > deadline:
-                raise NotFiredError(f"{what}: not yet, and the training has not got on for {seconds:.0f} s")
+                raise NotFiredError(f"{what}: {why}")
             await asyncio.sleep(LOOK_S)
-
-    def _is(self, ready: Callable[[], object], what: str) -> bool:
-        if ready():
-            return True
-        if self.has_ended():
-            raise NotFiredError(f"the training ended before {what}")
-        return False
 
     def _signs_of_life(self) -> tuple[int, float]:
         return self.iteration(), self.state().time

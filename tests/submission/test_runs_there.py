@@ -90,12 +90,8 @@ def test_logs_have_the_lines_of_the_trainings_nodes(
         assert asked_containers == {"agent"}
 
 
-def test_who_may_not_list_pods_sees_the_steps_lines(
-    nodes: Cluster, by_kube: Environment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.delenv("ARGO_SERVER", raising=False)
-    for name, value in by_kube.items():
-        monkeypatch.setenv(name, value)
+@pytest.mark.parametrize("environment", ["custom resource"], indirect=True)
+def test_who_may_not_list_pods_sees_the_steps_lines(nodes: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     nodes.missing.add("list pods")
     assert main(["workflow", "logs", "first", "-n", "ml"]) == 0
     lines, said = capsys.readouterr()
@@ -149,12 +145,10 @@ def test_a_run_that_has_failed_is_retried(
         assert [pod["metadata"]["name"] for pod in run.pods] == ["a"]
 
 
+@pytest.mark.parametrize("environment", ["custom resource"], indirect=True)
 def test_a_run_whose_steps_are_elsewhere_is_retried_by_an_argo_server_only(
-    run: Cluster, by_kube: Environment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delenv("ARGO_SERVER", raising=False)
-    for name, value in by_kube.items():
-        monkeypatch.setenv(name, value)
     run.workflows["first"]["status"] = {"phase": "Failed", "offloadNodeStatusVersion": "fnv:1"}
     assert main(["workflow", "retry", "first", "-n", "ml"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
