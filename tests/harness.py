@@ -189,6 +189,8 @@ class Watched:
 class TrainStep(Watched):
     """`python -m everstep.steps.train` by itself, as the executor would start it."""
 
+    module: str = "everstep.steps.train"
+
     flags: dict[str, str] = field(default_factory=dict)
     faults: str = ""
     armed: int = 0
@@ -231,7 +233,7 @@ class TrainStep(Watched):
         command = [
             self.python,
             "-m",
-            "everstep.steps.train",
+            self.module,
             *(f"--{name}={value}" for name, value in flags.items()),
         ]
         if self.group:

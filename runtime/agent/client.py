@@ -126,6 +126,11 @@ class MasterClient:
         """Seconds since a master last answered; 0 before the first answer."""
         return time.monotonic() - self.answered_at if self.met else 0.0
 
+    async def look_for_master(self) -> bool:
+        """Whether the journal names another master than the one known so far; requests under way turn to it."""
+        self._next_lookup = 0.0
+        return await self._switch_address(self._address)
+
     async def join(self, message: Join) -> Seat | None:
         """Ask for a seat; None if the long poll ended without one."""
         return await self._post("join", message, Seat, JOIN_TIMEOUT_S)
@@ -282,6 +287,8 @@ class MasterClient:
             return False  # The store cannot be read either.
         if newest is None or newest[0] < self.epoch or newest[1] == address:
             return False
+        if self._address == newest[1]:  # Another request has found it meanwhile.
+            return True
         self._address = newest[1]
         for attempt, sent_to in self._attempts.items():
             if sent_to == address:

@@ -25,6 +25,7 @@ from everstep.runtime.agent.directives import local_workers, run_self_test, writ
 from everstep.runtime.agent.keeper_reports import KeeperReports
 from everstep.runtime.agent.last_state import LastState
 from everstep.runtime.agent.master_dialogue import MasterDialogue, fault_message
+from everstep.runtime.agent.master_watch import MasterWatch
 from everstep.runtime.agent.neighbours import NeighbourWatch, Questions
 from everstep.runtime.agent.oom import OomCounter, own_counter_path
 from everstep.runtime.agent.pace_watch import PaceWatch
@@ -78,7 +79,7 @@ class AgentLifecycle:
         self._loop = asyncio.get_running_loop()
         self._events = RoundEvents()
         self._dialogue = MasterDialogue(settings.node, int(time.time() * 1000))
-        self._is_known = False
+        self._is_known = self._reports_fault = False
         self._seated_at = 0.0
         self._iterations: dict[int, int] = {}
         self._background = Background()
@@ -108,8 +109,9 @@ class AgentLifecycle:
             dependencies.say,
         )  # fmt: skip
         self._neighbours = NeighbourWatch(
-            questions, self._progress.observe, lambda: self._dialogue.waits, self._report_silent
+            questions, self._progress.observe, lambda: self._dialogue.waits or self._reports_fault, self._report_silent
         )
+        self._questions = questions
         self._devices = DeviceWatch(machine_devices(os.environ), lambda line: self._sender.add(line), dependencies.note)
         self._paces = PaceWatch(self._boards, time.monotonic, self._devices.lowered)
         self._shown = ShownIterations(self._unreported_board, lambda shown: self._sender.add_shown(shown))
@@ -153,6 +155,7 @@ class AgentLifecycle:
             lambda: self._shutdown.leave_without_master(self._client),
             self._watch_notice,
             self._neighbours.run,
+            self._watch_master,
             self._paces.run,
             self._shown.run,
             self._devices.run,
@@ -350,7 +353,9 @@ class AgentLifecycle:
         report = fault_message(self._settings.node, seat, end, failed, iteration, oom, kernel)
         died_at = end.time or time.time()
         await self._sender.flush()  # The report may end the job, and then no master takes telemetry any more.
+        self._reports_fault = True
         await self._client.report_fault(lambda: msgspec.structs.replace(report, ago_s=max(time.time() - died_at, 0.0)))
+        self._reports_fault = False
 
     async def _poll_directives(self) -> None:
         """Send heartbeats as long polls, and carry out the directives."""
@@ -426,6 +431,21 @@ class AgentLifecycle:
             self._progress.amend(workers[at].board.local_rank, standing) for at, standing in enumerate(standings)
         )
         await self._client.report_dumped(self._dialogue.dumped_message(directive, tuple(amended)))
+
+    async def _watch_master(self) -> None:
+        """Stand in for a master that does not answer, where somebody may."""
+        if (stand_in := self._dependencies.stand_in) is None:
+            await asyncio.Event().wait()
+            return
+        settings = self._settings
+        await MasterWatch(
+            settings.node,
+            self._questions,
+            self._neighbours,
+            self._client,
+            lambda: stand_in(settings.address),
+            self._say,
+        ).run()
 
     async def _watch_notice(self) -> None:
         await self._shutdown.leave_on_notice(

@@ -51,6 +51,28 @@ class Questions:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return False
 
+    async def is_heard(self, whom: Neighbour, others: Sequence[Neighbour]) -> bool:
+        """Whether the agent at that address answers this node, or else some of the others."""
+        direct = asyncio.create_task(self.is_answered(whom, SILENT_S))
+        is_answered, _ = await asyncio.wait([direct], timeout=INDIRECT_S)
+        if is_answered and direct.result():
+            return True
+        helpers = [peer.address for peer in others if peer is not whom][:HELPERS]
+        rest_s = SILENT_S - INDIRECT_S
+        through = [asyncio.create_task(self.is_answered(whom, rest_s, helper)) for helper in helpers]
+        return await _any_true([direct, *through])
+
+    async def is_refused(self, address: str) -> bool:
+        """Whether the machine at that address refuses a connection: it is there, and nobody listens."""
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(INDIRECT_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except (OSError, ValueError) as error:
+            return isinstance(error, ConnectionRefusedError)
+        writer.close()
+        return False
+
 
 class NeighbourWatch:
     """Knows which neighbours of one node do not answer, while the node stands still."""
@@ -73,17 +95,28 @@ class NeighbourWatch:
         self._met: set[Neighbour] = set()
         """Those that have ever answered: a round without them does not make them strangers."""
         self._seated = asyncio.Event()
-        self._silent: tuple[str, ...] = ()
+        self.silent: tuple[str, ...] = ()
+        """Those that do not answer; none while the node does not stand still."""
         self._asked_at = 0.0
+
+    @property
+    def answering(self) -> tuple[Neighbour, ...]:
+        """Those that answered when they were asked last, and those that were not asked yet."""
+        return tuple(peer for peer in self._neighbours if peer.node not in self.silent)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether no worker has made progress for so long that the node asks its neighbours."""
+        return self._still_s() >= STILL_S
 
     def take_seat(self, seat: Seat) -> None:
         """From now on these are the neighbours."""
-        self._neighbours, self._silent, self._waits_since = seat.neighbours, (), None
+        self._neighbours, self.silent, self._waits_since = seat.neighbours, (), None
         self._seated.set()
 
     def as_fields(self) -> dict[str, Any]:
         """Who is silent, and for how long, as the fields of a heartbeat."""
-        return {"silent": self._silent, "silent_s": self._loop.time() - self._asked_at} if self._silent else {}
+        return {"silent": self.silent, "silent_s": self._loop.time() - self._asked_at} if self.silent else {}
 
     async def run(self) -> None:
         """Look and ask, until cancelled."""
@@ -92,12 +125,12 @@ class NeighbourWatch:
             await self._until_seated(LOOK_S)
             if self._loop.time() - woken_at > AWAY_S:
                 continue  # The workers' progress meanwhile is seen by the next look.
-            if self._still_s() < STILL_S and not self._seated.is_set():
+            if not self.stands_still and not self._seated.is_set():
                 self._note((), self._loop.time())
                 continue
             self._seated.clear()
             await self._ask_all()
-            await self._until_seated(0 if self._silent else AGAIN_S)
+            await self._until_seated(0 if self.silent else AGAIN_S)
 
     async def _until_seated(self, at_most_s: float) -> None:
         """Sleep, but ask the neighbours of a new round at once: only a neighbour that has answered can be silent."""
@@ -116,7 +149,7 @@ class NeighbourWatch:
 
     async def _ask_all(self) -> None:
         peers, began = self._neighbours, self._loop.time()
-        answers = await asyncio.gather(*(self._answers(peer, peers) for peer in peers))
+        answers = await asyncio.gather(*(self._questions.is_heard(peer, peers) for peer in peers))
         self._met.update(peer for peer, lives in zip(peers, answers, strict=True) if lives)
         if peers is not self._neighbours or self._loop.time() - began >= SILENT_S + AWAY_S:
             return
@@ -124,19 +157,9 @@ class NeighbourWatch:
         self._note(tuple(silent), began)
 
     def _note(self, silent: tuple[str, ...], asked_at: float) -> None:
-        has_changed, self._silent, self._asked_at = silent != self._silent, silent, asked_at
+        has_changed, self.silent, self._asked_at = silent != self.silent, silent, asked_at
         if has_changed:
             self._on_change()
-
-    async def _answers(self, whom: Neighbour, all_: Sequence[Neighbour]) -> bool:
-        direct = asyncio.create_task(self._questions.is_answered(whom, SILENT_S))
-        is_answered, _ = await asyncio.wait([direct], timeout=INDIRECT_S)
-        if is_answered and direct.result():
-            return True
-        helpers = [peer.address for peer in all_ if peer is not whom][:HELPERS]
-        rest_s = SILENT_S - INDIRECT_S
-        through = [asyncio.create_task(self._questions.is_answered(whom, rest_s, helper)) for helper in helpers]
-        return await _any_true([direct, *through])
 
 
 async def _any_true(tasks: Sequence["asyncio.Task[bool]"]) -> bool:

@@ -25,6 +25,7 @@ from everstep.runtime.diagnosis.errors import NoQuorumError
 from everstep.runtime.diagnosis.switchbox import SwitchboxError
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.journal.journal import find_master
+from everstep.runtime.master.stand_in import stand_in
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.protocol.holdings import Holding, Refusal
 from everstep.runtime.protocol.messages import Evidence
@@ -65,6 +66,7 @@ async def run(settings: Settings, persist_interval: int, fork_server: ForkServer
         leave_report=partial(leave_report, store),
         say=say,
         note=say,
+        stand_in=partial(stand_in, store, settings.job, credentials) if settings.stands_in else None,
         fork_server=fork_server,
     )
     agent = Agent(settings, dependencies, random.Random())

@@ -90,6 +90,8 @@ class Settings:
     """The script need not use everstep; the agent prints a line if it does not."""
     has_beacon: bool = False
     """The script is known to show progress, so it hangs if it shows none. False: known once it has shown some."""
+    stands_in: bool = False
+    """Stand in for a master that does not answer."""
     spares: int = 0
     """Warm spare processes that the node keeps, if its script survives rounds."""
     unfit: int | None = None
@@ -132,6 +134,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--max-restarts", type=int, default=3, help="passed to the workers; the master decides")
     flags.add_argument("--preload", action="append", default=[], metavar="MODULE", help="one more import, repeatable")
     flags.add_argument("--spares", type=int, default=0, help="warm spare workers that this node keeps (default 0)")
+    flags.add_argument("--stands-in", action="store_true", help="be the master for a while if it does not answer")
     flags.add_argument("--no-fork-server", action="store_true", help="start each worker by exec, importing by itself")
     flags.add_argument(
         "--network-check", type=int, metavar="CODE", help="check the node before joining; exit with CODE if it is unfit"
@@ -199,6 +202,7 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         unfit=options.network_check,
         box=box_of(options),
         spares=options.spares,
+        stands_in=options.stands_in,
         notice_s=options.notice,
         grace_s=options.grace,
         run_dir=environment.get("EVERSTEP_RUN_DIR", ""),

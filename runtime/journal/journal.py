@@ -19,7 +19,17 @@ from everstep.runtime.journal import segments, snapshots
 from everstep.runtime.journal.segments import JournalError, Segment
 from everstep.runtime.store import NoSuchKey, Store, StoreError
 
-__all__ = ["Fenced", "Journal", "JournalError", "Master", "claim", "find_master", "read_journal", "read_state"]
+__all__ = [
+    "Fenced",
+    "Journal",
+    "JournalError",
+    "Master",
+    "claim",
+    "find_master",
+    "is_stood_in_for",
+    "read_journal",
+    "read_state",
+]
 
 
 class Fenced(RuntimeError):  # noqa: N818 (a name that reads well in `except`)
@@ -41,6 +51,17 @@ _record = msgspec.json.Decoder(Record).decode
 
 def find_master(store: Store, job: str) -> Master | None:
     """The newest master of the job, as its newest segment names it; None if the job never had one."""
+    header = _newest_header(store, job)
+    return Master(header.epoch, header.address) if header else None
+
+
+def is_stood_in_for(store: Store, job: str) -> bool:
+    """Whether the newest master is an agent's, which stands in for the job's own."""
+    header = _newest_header(store, job)
+    return header is not None and header.stands_in
+
+
+def _newest_header(store: Store, job: str) -> Segment | None:
     archived_to = 0
     while numbers := segments.listed_numbers(store, job):
         try:
@@ -50,7 +71,7 @@ def find_master(store: Store, job: str) -> Master | None:
                 raise _unreadable_error(job, archived_to) from error
             archived_to = numbers[-1]
         else:
-            return Master(header.epoch, header.address)
+            return header
     return None
 
 
@@ -83,18 +104,19 @@ class Draft(NamedTuple):
 class Journal:
     """The write end of a journal, owned by one master. Blocking: call it in a thread, one `write` at a time."""
 
-    def __init__(self, store: Store, job: str, epoch: int, address: str, number: int, replay_cost: ReplayCost) -> None:
-        """`number` is that of the next segment; `replayed` is what a replay up to it reads."""
-        self.epoch = epoch
-        self.address = address
+    def __init__(self, store: Store, job: str, claim: Segment, replay_cost: ReplayCost) -> None:
+        """`claim` is the master's first segment, which is written; `replayed` is what a replay up to it reads."""
+        self.epoch = claim.epoch
+        self.address = claim.address
         self.replayed = replay_cost
         self._store = store
         self._job = job
-        self._number = number
+        self._claim = claim
+        self._number = claim.number + 1
 
     def draft(self, records: list[Record]) -> Draft:
         """The next segment, with these records."""
-        return _draft(Segment(self._number, self.epoch, self.address, uuid4().hex), records)
+        return _draft(msgspec.structs.replace(self._claim, number=self._number, nonce=uuid4().hex), records)
 
     def write(self, draft: Draft) -> None:
         """Write a segment; it is durable on return. Raises Fenced, StoreError. After StoreError the segment may or may
@@ -121,19 +143,20 @@ class Journal:
         return Fenced(f"job {self._job}: segment {number} was written by another master; epoch {self.epoch} ends")
 
 
-def claim(store: Store, job: str, address: str, now: float) -> tuple[Journal, State]:
+def claim(store: Store, job: str, address: str, now: float, *, stands_in: bool = False) -> tuple[Journal, State]:
     """Replay the journal and take the job over. Raises Fenced if another master does so at the same time."""
     archived_to = 0
     while True:
         last, state, replay_cost = _replay(store, job)
         number, epoch = last + 1, state.epoch + 1
         claim_record = MasterClaimed(time=max(now, state.time), epoch=epoch, address=address)
+        header = Segment(number, epoch, address, uuid4().hex, stands_in=stands_in)
         try:
-            if _create(store, job, _draft(Segment(number, epoch, address, uuid4().hex), [claim_record])):
+            if _create(store, job, _draft(header, [claim_record])):
                 if segments.is_archived(store, job, number):
                     # Our segment stays: other masters may already be fenced by it.
                     raise Fenced(f"job {job}: other masters have written segment {number} and many more meanwhile")
-                return Journal(store, job, epoch, address, number + 1, replay_cost), fold([claim_record], state)
+                return Journal(store, job, header, replay_cost), fold([claim_record], state)
             rival, _ = _read(store, job, number)
         except NoSuchKey as error:  # It was archived in between.
             if archived_to == number:

@@ -51,6 +51,8 @@ class Segment(msgspec.Struct, frozen=True, tag_field="kind", tag=True):
     address: str
     nonce: str
     v: int = VERSION
+    stands_in: bool = False
+    """The writer is an agent's, while the job's own master does not answer."""
 
 
 class StoredSegment(NamedTuple):

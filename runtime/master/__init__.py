@@ -4,7 +4,7 @@ Start reading in `master.run`. `journaled_brain` feeds events to the brain, jour
 the new state to the others: `endpoints` (the HTTP API), `reconcile` (the nodes), `progress` and `telemetry`.
 """
 
-from everstep.runtime.journal.journal import JournalError, find_master, read_journal
+from everstep.runtime.journal.journal import JournalError, find_master, is_stood_in_for, read_journal
 from everstep.runtime.master.master import AgentCommand, CannotListen, Control, ListenAddress, Outcome, run
 from everstep.runtime.master.progress import Progress
 
@@ -17,6 +17,7 @@ __all__ = [
     "Outcome",
     "Progress",
     "find_master",
+    "is_stood_in_for",
     "read_journal",
     "run",
 ]

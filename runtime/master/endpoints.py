@@ -1,8 +1,8 @@
 """The master's HTTP API, independent of the server: method, path, headers and body in; status and JSON out.
 
 POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/evidence, /v1/unrestored, /v1/leaving,
-/v1/dumped, /v1/tested, /v1/shard, /v1/scale; GET /v1/status, /v1/training/<role>, /v1/nodes, /v1/rounds/<n>, /metrics.
-The answers of the last three grow with the job.
+/v1/dumped, /v1/tested, /v1/shard, /v1/scale; GET /v1/alive, /v1/status, /v1/training/<role>, /v1/nodes,
+/v1/rounds/<n>, /metrics. The answers of the last three grow with the job.
 200 an answer, 204 a long poll that ended without one, 400 an invalid body (names the field), 401 a wrong token, 404 no
 such path, 409 the node is not part of this job and must end. Agents name their job in the header `Everstep-Job`, so an
 agent that reaches another job's master gets 409 for any request.
@@ -39,6 +39,7 @@ from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token import Bearer
 from everstep.runtime.protocol.messages import (
     JOB_HEADER,
+    MASTER_NAME,
     Ack,
     Action,
     Dumped,
@@ -125,6 +126,8 @@ class Endpoints:
             return _error_reply(400, str(error))
 
     def _get(self, path: str) -> Reply:
+        if path == "/v1/alive":
+            return Reply(200, MASTER_NAME.encode(), "text/plain")
         if path == "/v1/status":
             return self._get_status()
         if path == "/v1/nodes":

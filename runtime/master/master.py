@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -19,12 +20,13 @@ from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.events import Opened, ScaleRequested, StopRequested, Survey
 from everstep.runtime.job.pod_template import variables_of
 from everstep.runtime.job.replicas import DesiredNode
-from everstep.runtime.job.spec import JobSpec
+from everstep.runtime.job.spec import JobSpec, Placement
 from everstep.runtime.job.spec_problems import problems
 from everstep.runtime.job.transaction import Refused
 from everstep.runtime.journal import journal
 from everstep.runtime.master.endpoints import Endpoints
 from everstep.runtime.master.journaled_brain import JournaledBrain
+from everstep.runtime.master.left_spec import leave_spec
 from everstep.runtime.master.progress import Progress, Reporter
 from everstep.runtime.master.reconcile import Reconciler
 from everstep.runtime.master.server import serving
@@ -107,10 +109,12 @@ async def run(
     agents: AgentCommand,
     control: Control,
     at: ListenAddress = ListenAddress(),
+    *,
+    stands_in: bool = False,
 ) -> Outcome:
     """Run the job to its end, or until `control.stop` is set.
 
-    A job that has succeeded returns at once; one that ended otherwise is reopened. Raises ValueError for a spec that
+    `stands_in`: only while the job's own master does not answer (see `stand_in`). A job that has succeeded returns at once; one that ended otherwise is reopened. Raises ValueError for a spec that
     contradicts itself, CannotListen if host and port are not available or the job has more nodes than this process may
     open files, StoreError and journal.JournalError if the journal cannot be written or read.
     """
@@ -120,9 +124,13 @@ async def run(
     with _rare_garbage_collection(), at.open() as bound_socket:
         address = f"{at.host}:{bound_socket.getsockname()[1]}"
         try:
-            own_journal, state = await asyncio.to_thread(journal.claim, store, spec.job, address, time.time())
+            own_journal, state = await asyncio.to_thread(
+                partial(journal.claim, store, spec.job, address, time.time(), stands_in=stands_in)
+            )
         except journal.Fenced as error:
             return Outcome("fenced", str(error), "", None, 0, ExitCode.TRY_AGAIN)
+        if spec.placement is Placement.PLATFORM:
+            await asyncio.to_thread(leave_spec, store, spec)
         # A reopened job tries sources again that it refused before.
         fresh = msgspec.structs.replace(state, refused=()) if state.ended else state
         survey = await asyncio.to_thread(survey_store, store, spec.job, fresh)
@@ -249,12 +257,12 @@ async def _run_parts(
     """Run all tasks until the job has ended and its nodes are gone, or until `control.stop` is set."""
     main = asyncio.create_task(_run_to_the_end(brain, survey, reconciler, control))
     parts = (*brain.background_parts, reconciler.watch_nodes, telemetry.run)
-    tasks = {main, *(asyncio.create_task(part()) for part in parts)}
+    tasks = running_tasks = {main, *(asyncio.create_task(part()) for part in parts)}
     if control.sizes:
         tasks.add(asyncio.create_task(_apply_scaling(brain, control.sizes)))
     try:
         while not main.done():
-            finished_tasks, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            finished_tasks, running_tasks = await asyncio.wait(running_tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in finished_tasks:
                 task.result()
         return main.result()

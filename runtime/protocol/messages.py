@@ -24,6 +24,8 @@ from everstep.runtime.watch.hang_culprit import Standing
 from everstep.runtime.watch.slow_ranks import Pace
 
 PROTOCOL = 2
+MASTER_NAME = "master"
+"""What a master answers to GET /v1/alive, where agents answer their node's name."""
 JOB_HEADER = "Everstep-Job"
 """The master of another job answers 409 to every request that carries it."""
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,8 +55,8 @@ class NodeBackend(NamedTuple):
     """Variables for the agents."""
     stopped_for_good: Callable[[], Awaitable[bool]]
     """Called when the step's process is told to end: True if no retry will take the nodes over."""
-    sizes: AsyncIterator[tuple[str, int]] | None = None
-    """(role, nodes) whenever somebody resizes the job other than by the master's HTTP."""
+    sizes: Callable[[], AsyncIterator[tuple[str, int]]] | None = None
+    """Yields (role, nodes) whenever somebody resizes the job other than by the master's HTTP."""
     release: Callable[[], Awaitable[None]] | None = None
     """Called when the job has ended and its nodes are gone."""
     has_pods: bool = False
@@ -174,14 +175,22 @@ async def sibling_pods(
         await ensure_groups(api, scheduling, spec.job, owner)
         bounds = {name: (role.least, role.most) for name, role in spec.roles.items()}
         await ensure_sizes(api, spec.job, owner, {name: role.nodes for name, role in spec.roles.items()}, bounds)
-        sizes, template = watch_sizes(api, spec.job, _print_line), with_shared_memory(template_of(own), shared_bytes)
+        template = with_shared_memory(template_of(own), shared_bytes)
         template |= {"schedulerName": spec.scheduler_name} if spec.scheduler_name else {}
         own_templates = {name: role.template for name, role in spec.roles.items()}
         leave_start = start_leaver(store, spec.job, credentials.token) if store else None
         rules = PodRules(scheduling, taints, await read_deadline(api, owner), own_templates, leave_start)
         async with KubernetesPlatform(api, spec.job, owner, template, rules=rules, say=_print_line) as platform:
             yield NodeBackend(
-                platform, credentials, own["status"]["podIP"], spec_there, {}, is_stopped, sizes, over, True
+                platform,
+                credentials,
+                own["status"]["podIP"],
+                spec_there,
+                {},
+                is_stopped,
+                partial(watch_sizes, api, spec.job, _print_line),
+                over,
+                True,
             )
 
 

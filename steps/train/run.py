@@ -13,6 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -24,17 +25,19 @@ from everstep.steps.progress import write_for_argo
 from everstep.steps.train.config import COMMAND_SCRIPT, Config
 from everstep.steps.train.job import job_of
 from everstep.steps.train.memory import require_memory
-from everstep.steps.train.nodes import POD_VARIABLE, node_backend, serve_node_checks, stop_on_request
+from everstep.steps.train.nodes import POD_VARIABLE, NodeBackend, node_backend, serve_node_checks, stop_on_request
 
 if TYPE_CHECKING:
     from everstep.runtime.job.spec import JobSpec
-    from everstep.runtime.master import Outcome, Progress
+    from everstep.runtime.master import AgentCommand, Outcome, Progress
     from everstep.runtime.store import Store
 
 RUN_DIR_VARIABLE = "EVERSTEP_RUN_DIR"
 FINAL_STATES = ("succeeded", "failed", "no_quorum")
 """Final states: no later master takes the job's nodes over."""
 NO_CHECKPOINT = "after a fault it begins again, and no step can read its state; everstep.Checkpointer keeps it"
+TAKE_BACK_S = 30.0
+"""How long an agent that stands in has the job: what keeps the agents from this process may not be over."""
 LINES_EVERY_S = 0.5
 """A line of progress at most this often."""
 
@@ -137,18 +140,60 @@ def _result(
 async def _train(
     config: Config, spec: "JobSpec", store: "Store", folder: Path, show: "Callable[[Progress], None]"
 ) -> "Outcome":
-    from everstep.runtime.job.pod_template import command_of
-    from everstep.runtime.master import AgentCommand, Control, ListenAddress
-    from everstep.runtime.master import run as run_master
-    from everstep.runtime.protocol.rounds import Framework
-
     stop_requested, stop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop_requested.set)
     loop.add_signal_handler(signal.SIGINT, stop_requested.set)
-    torch = ["--preload=everstep.training"] if spec.framework is Framework.PYTORCH else []
+    async with (
+        node_backend(config, spec, folder, os.environ) as place,
+        serve_node_checks(config, place) as (port, check),
+    ):
+        hearing = asyncio.create_task(stop_on_request(stop_requested, stop, place))
+        try:
+            outcome = await _be_master(config, store, place, port, check, stop, hearing.result, show)
+            if place.release and (outcome.state in FINAL_STATES or (outcome.state == "stopped" and hearing.result())):
+                await place.release()
+            return outcome
+        finally:
+            hearing.cancel()
+
+
+async def _be_master(
+    config: Config,
+    store: "Store",
+    place: NodeBackend,
+    port: int,
+    check: list[str],
+    stop: asyncio.Event,
+    for_good: Callable[[], bool],
+    show: "Callable[[Progress], None]",
+) -> "Outcome":
+    """Run the job's master until its end, also after an agent has stood in for it meanwhile."""
+    from everstep.runtime.master import Control, ListenAddress, is_stood_in_for, run
+
+    agents = _agent_command(config, place, check)
+    while True:
+        control = Control(stop, for_good, place.sizes() if place.sizes else None, show)
+        at = ListenAddress(place.address, port)
+        outcome = await run(place.spec, store, place.platform, place.credentials, agents, control, at)
+        if outcome.state != "fenced" or not await asyncio.to_thread(is_stood_in_for, store, place.spec.job):
+            return outcome
+        line = f"a node stands in for this step, which did not answer; the step takes the job back in {TAKE_BACK_S:g} s"
+        print(line, file=sys.stderr, flush=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TAKE_BACK_S):
+                await stop.wait()
+
+
+def _agent_command(config: Config, place: NodeBackend, check: list[str]) -> "AgentCommand":
+    from everstep.runtime.job.pod_template import command_of
+    from everstep.runtime.master import AgentCommand
+    from everstep.runtime.protocol.rounds import Framework
+
+    spec = place.spec
     flags = [
-        *torch,
+        *(["--preload=everstep.training"] if spec.framework is Framework.PYTORCH else []),
+        *(["--stands-in"] if place.has_pods else []),
         f"--persist-interval={config.persist_interval}",
         f"--checkpoint-overhead={config.checkpoint_overhead}",
         f"--persist-bytes-per-s={config.persist_bytes_per_s}",
@@ -156,35 +201,15 @@ async def _train(
         f"--spares={config.spares}",
     ]
     kind = "--any-script" if config.script else "--has-beacon"
-    script = [*flags, kind, "--", config.script_of_nodes(), *config.script_arguments()]
     own = {name: command for name, role in spec.roles.items() if (command := command_of(role.template))}
-    async with (
-        node_backend(config, spec, folder, os.environ) as place,
-        serve_node_checks(config, place) as (port, check),
-    ):
-        hearing = asyncio.create_task(stop_on_request(stop_requested, stop, place))
-        try:
-            outcome = await run_master(
-                place.spec,
-                store,
-                place.platform,
-                place.credentials,
-                AgentCommand(
-                    [*check, *script],
-                    {
-                        name: [*check, *flags, "--any-script", "--", str(COMMAND_SCRIPT), json.dumps({name: command})]
-                        for name, command in own.items()
-                    },
-                    {**place.environment, **config.script_variables()},
-                ),
-                Control(stop, hearing.result, place.sizes, show),
-                ListenAddress(place.address, port),
-            )
-            if place.release and (outcome.state in FINAL_STATES or (outcome.state == "stopped" and hearing.result())):
-                await place.release()
-            return outcome
-        finally:
-            hearing.cancel()
+    return AgentCommand(
+        [*check, *flags, kind, "--", config.script_of_nodes(), *config.script_arguments()],
+        {
+            name: [*check, *flags, "--any-script", "--", str(COMMAND_SCRIPT), json.dumps({name: command})]
+            for name, command in own.items()
+        },
+        {**place.environment, **config.script_variables()},
+    )
 
 
 class ProgressLines:

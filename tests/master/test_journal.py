@@ -12,6 +12,7 @@ from everstep.runtime.job.fold import fold
 from everstep.runtime.job.records import DesiredChanged
 from everstep.runtime.journal import segments
 from everstep.runtime.journal.journal import Fenced, Journal, JournalError, ReplayCost, claim, find_master, read_journal
+from everstep.runtime.journal.segments import Segment
 from everstep.runtime.master.journaled_brain import Clock
 from everstep.runtime.store import DirectoryStore, Entry, NoSuchKey, StoreError
 from tests.master.shell import TroubledStore
@@ -107,7 +108,7 @@ def test_time_in_the_journal_never_runs_back_whatever_the_hosts_clocks_say(tmp_p
 
 def test_numbers_of_more_digits_come_later(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    journal = Journal(store, "j", 1, "a:1", 999_998, ReplayCost(0, 0))
+    journal = Journal(store, "j", Segment(999_997, 1, "a:1", "nonce"), ReplayCost(0, 0))
     for at in range(4):
         journal.write(journal.draft([DesiredChanged(time=float(at), role="worker", nodes=at)]))
     assert [body.number for body in segments.read(store, "j", 999_997)] == [999_998, 999_999, 1_000_000, 1_000_001]
