@@ -1,7 +1,7 @@
 """Asks the job's master for a sign of life while this node stands still; if it gives none, an agent stands in for it.
 
-The master is asked as the neighbours are: directly and through others. If a neighbour is silent, too, the machine of both
-is lost, and the nodes that are left cannot wait until the cluster says so. A master that alone is silent, or whose
+The master is asked as the neighbours are: directly and through others. If a neighbour is silent, too, the machine of
+both is lost, and the nodes that are left cannot wait until the cluster says so. A master that alone is silent, or whose
 machine refuses the connection, has some time: where it comes from makes another one. The agents stand in by turns, in
 the order of their names, and each looks first whether another master has claimed the job: of two that claim it at once,
 one is fenced.

@@ -114,7 +114,8 @@ async def run(
 ) -> Outcome:
     """Run the job to its end, or until `control.stop` is set.
 
-    `stands_in`: only while the job's own master does not answer (see `stand_in`). A job that has succeeded returns at once; one that ended otherwise is reopened. Raises ValueError for a spec that
+    `stands_in`: only while the job's own master does not answer (see `stand_in`).
+    A job that has succeeded returns at once; one that ended otherwise is reopened. Raises ValueError for a spec that
     contradicts itself, CannotListen if host and port are not available or the job has more nodes than this process may
     open files, StoreError and journal.JournalError if the journal cannot be written or read.
     """

@@ -1,8 +1,8 @@
 """A master that an agent runs while the job's own does not answer, so that the nodes that are left go on without it.
 
-The machine of the job's own master may be lost, and a cluster takes its time to say so (Kubernetes usually a minute, and
-Argo waits for the pod until somebody removes it). A stand-in forms rounds of the nodes that are there, and creates and
-deletes none. It ends when the job's own master takes the job back: it claims the job, as any newer master does.
+The machine of the job's own master may be lost, and a cluster takes its time to say so (Kubernetes usually a minute,
+and Argo waits for the pod until somebody removes it). A stand-in forms rounds of the nodes that are there, and creates
+and deletes none. It ends when the job's own master takes the job back: it claims the job, as any newer master does.
 """
 
 import asyncio

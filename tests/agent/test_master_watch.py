@@ -1,4 +1,4 @@
-"""Who stands in for a silent master, and when: agents of one round in virtual time, on a network that the test breaks."""
+"""Who stands in for a silent master, and when: agents in virtual time, on a network that the test breaks."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -288,14 +288,16 @@ def _tried_again(training: Training, host: str) -> None:
 
 
 def masters_machine_lost(training: Training) -> float:
-    """Power cut of the step's own machine: Argo waits for its pod until somebody says that the machine is off.
+    """Power cut of the step's own machine: a node stands in for it, while Argo waits for its pod until somebody says
+    that the machine is off.
 
-    As soon as Kubernetes takes the machine for silent, `everstep status` names the command, which is given here at
-    once; then the step is tried again elsewhere.
+    As soon as Kubernetes takes the machine for silent, `everstep status` names the command, which is given once the
+    training goes on; then the step is tried again elsewhere.
     """
     number, pod = elsewhere(training), training.pod
     is_missed, moment = is_missed_by(training, MASTERS_HOST), time.time()
     with powerless(int(MASTERS_HOST.rpartition("-")[2])):
+        goes_on(training)
         remove_as_told(training, pod)
         _tried_again(training, node_name(number))
         wait_until(is_missed, "that the nodes there are missed", PATIENCE_S, pause_s=0.5)
