@@ -31,7 +31,7 @@ UP_S = 15
 """From nothing until both machines, the control plane and the store are ready."""
 GONE_S = 30
 """From the final end of a run until nothing of its nodes is left."""
-SILENT = ("a machine leaves the network", "a machine loses its power")
+SILENT = ("a machine leaves the network", "a machine loses its power", "the step's own machine loses its power")
 """Faults of a machine whose neighbours have to find out by themselves."""
 CUTS = 10
 CLUSTER = {

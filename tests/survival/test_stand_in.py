@@ -24,7 +24,7 @@ def training(training: TrainStep) -> TrainStep:
     """One whose step has pods."""
     training.module = "tests.survival.step_with_pods"
     spec = {"replicaSpecs": {"worker": {"replicas": 2, "minReplicas": 1}}, "patience": {"coolDown": 0}}
-    more = {"iterations": str(250 * (1 + ROUNDS)), "network-check": "False", "job-spec": json.dumps(spec)}
+    more = {"iterations": str(200 + 450 * ROUNDS), "network-check": "False", "job-spec": json.dumps(spec)}
     training.flags = {**training.flags, **more}
     return training
 
