@@ -1,14 +1,14 @@
 """What an agent needs besides its settings, what others may read of it, and how it ends."""
 
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from everstep.runtime.agent.client import JobEnd
 from everstep.runtime.agent.forkserver_process import ForkServerProcess
+from everstep.runtime.agent.master_watch import NextMaster
 from everstep.runtime.agent.output import Outputs
 from everstep.runtime.agent.workers import WorkerEnd
 from everstep.runtime.net.tls import Credentials
@@ -44,9 +44,8 @@ class Dependencies:
     """Called with a new seat and the seconds it took to get it."""
     on_start: Callable[[int, int], None] = lambda local_rank, pid: None
     """Called with the local rank and process id of a started worker."""
-    stand_in: Callable[[str], Coroutine[Any, Any, str]] | None = None
-    """Runs a master of the job at this host while the job's own does not answer; returns why it ended. None: the own
-    one is made again where it was."""
+    next_master: NextMaster | None = None
+    """Makes the next master if the job's does not answer. None: it is made again where it was."""
     fork_server: ForkServerProcess | None = None
     """One that was started for the script already."""
 

@@ -111,7 +111,11 @@ class AgentLifecycle:
         self._neighbours = NeighbourWatch(
             questions, self._progress.observe, lambda: self._dialogue.waits or self._reports_fault, self._report_silent
         )
-        self._questions = questions
+        self._master_watch = (
+            MasterWatch(settings.node, questions, self._neighbours, client, dependencies.next_master, self._say)
+            if dependencies.next_master
+            else None
+        )
         self._devices = DeviceWatch(machine_devices(os.environ), lambda line: self._sender.add(line), dependencies.note)
         self._paces = PaceWatch(self._boards, time.monotonic, self._devices.lowered)
         self._shown = ShownIterations(self._unreported_board, lambda shown: self._sender.add_shown(shown))
@@ -155,12 +159,12 @@ class AgentLifecycle:
             lambda: self._shutdown.leave_without_master(self._client),
             self._watch_notice,
             self._neighbours.run,
-            self._watch_master,
             self._paces.run,
             self._shown.run,
             self._devices.run,
             self._background.wait_for_failure,
         ]
+        parts += [self._master_watch.run] if self._master_watch else []
         parts += [self._warn_without_everstep] if self._settings.any_script else []
         parts += [self._spare_keeper.run] if self._settings.spares else []
         tasks = [asyncio.create_task(part()) for part in parts]
@@ -431,21 +435,6 @@ class AgentLifecycle:
             self._progress.amend(workers[at].board.local_rank, standing) for at, standing in enumerate(standings)
         )
         await self._client.report_dumped(self._dialogue.dumped_message(directive, tuple(amended)))
-
-    async def _watch_master(self) -> None:
-        """Stand in for a master that does not answer, where somebody may."""
-        if (stand_in := self._dependencies.stand_in) is None:
-            await asyncio.Event().wait()
-            return
-        settings = self._settings
-        await MasterWatch(
-            settings.node,
-            self._questions,
-            self._neighbours,
-            self._client,
-            lambda: stand_in(settings.address),
-            self._say,
-        ).run()
 
     async def _watch_notice(self) -> None:
         await self._shutdown.leave_on_notice(

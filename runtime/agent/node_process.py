@@ -14,6 +14,7 @@ from everstep.runtime.agent.agent import Agent
 from everstep.runtime.agent.checked_start import run_checked
 from everstep.runtime.agent.dependencies import Dependencies, Ending
 from everstep.runtime.agent.forkserver_process import ForkServerProcess
+from everstep.runtime.agent.master_watch import NextMaster
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
@@ -66,7 +67,9 @@ async def run(settings: Settings, persist_interval: int, fork_server: ForkServer
         leave_report=partial(leave_report, store),
         say=say,
         note=say,
-        stand_in=partial(stand_in, store, settings.job, credentials) if settings.stands_in else None,
+        next_master=NextMaster(partial(stand_in, store, settings.job, credentials, settings.address, say))
+        if settings.stands_in
+        else None,
         fork_server=fork_server,
     )
     agent = Agent(settings, dependencies, random.Random())

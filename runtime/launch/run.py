@@ -17,6 +17,7 @@ from everstep.runtime.agent.checked_start import run_checked
 from everstep.runtime.agent.dependencies import Dependencies, Ending
 from everstep.runtime.agent.environment import own_device
 from everstep.runtime.agent.logs import LaunchLogs
+from everstep.runtime.agent.master_watch import NextMaster
 from everstep.runtime.agent.output import Outputs
 from everstep.runtime.agent.ports import free_port_pair
 from everstep.runtime.agent.settings import Settings
@@ -47,7 +48,8 @@ if TYPE_CHECKING:
 
 _HOST_ENDS_S = 30.0
 _TAKE_OVER_S = 15.0
-"""Seconds (up to twice as long, at random) without a master's answer until a node starts the next master."""
+"""Seconds (up to twice as long, at random) without a master's answer until a node whose workers go on starts the next
+master."""
 _CHECK_EVERY_S = 1.0
 _PROBE_AFTER_S = 1.5
 """Nodes are started in any order: a master that starts this much later is normal."""
@@ -129,6 +131,9 @@ class _Node:
             note=note,
             on_seat=self._events.record_seat,
             on_start=self._events.record_start,
+            next_master=NextMaster(self._host_next_master, _TAKE_OVER_S * chance.uniform(1, 2))
+            if options.store and options.endpoint
+            else None,
         )
         self._agent = Agent(self._settings(), dependencies, chance)
 
@@ -186,12 +191,7 @@ class _Node:
         return host, node_check_port(port)
 
     async def _watch_masters(self) -> None:
-        """Host the first master if that is this node's task; start later ones if the store is shared.
-
-        Runs until cancelled.
-
-        Any number of nodes may start a master: the journal lets only one decide.
-        """
+        """Host the first master if that is this node's task. Runs until cancelled."""
         place = self._identity
         if place.hosts_master:
             await self._host_master(place.host, place.port)
@@ -200,12 +200,6 @@ class _Node:
                 await self._check_another_hosts(self._master.refused)
         elif self._options.endpoint:
             await self._describe_missing_master()
-        limit_s = _TAKE_OVER_S * self._chance.uniform(1, 2)
-        while self._options.store and self._options.endpoint:
-            await asyncio.sleep(_CHECK_EVERY_S)
-            if self._agent.client.silent_s > limit_s:
-                say(f"no master has answered for {self._agent.client.silent_s:.0f} s: this node starts the next one")
-                await self._host_master(place.address, free_port_pair(self._chance))
         await asyncio.Event().wait()
 
     async def _describe_missing_master(self) -> None:
@@ -229,6 +223,13 @@ class _Node:
         self._master = Master(self._master_config(host, port), say)
         self._hosting = asyncio.create_task(self._master.run())
         await asyncio.shield(self._hosting)
+
+    async def _host_next_master(self) -> None:
+        """Any number of nodes may start a master: the journal lets only one decide. One that this node started before
+        is started again by itself."""
+        if self._hosting is None or self._hosting.done():
+            say(f"no master has answered for {self._agent.client.silent_s:.0f} s: this node starts the next one")
+            await self._host_master(self._identity.address, free_port_pair(self._chance))
 
     async def _check_another_hosts(self, refusal: str) -> None:
         """Raise ValueError unless another node's master took the address from ours at the same moment."""

@@ -6,6 +6,7 @@ and deletes none. It ends when the job's own master takes the job back: it claim
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 
 from everstep.runtime.journal.journal import read_state
@@ -19,22 +20,23 @@ LONGEST_S = 12 * 3600.0
 """A stand-in ends after this long without the job's own master: somebody may have given the job up."""
 
 
-async def stand_in(store: Store, job: str, credentials: Credentials, host: str) -> str:
-    """Claim the job and be its master at `host`, on any free port; returns why that ended.
+async def stand_in(store: Store, job: str, credentials: Credentials, host: str, say: Callable[[str], None]) -> None:
+    """Claim the job and be its master at `host`, on any free port, until another one takes it over.
 
-    Raises StoreError, JournalError, CannotListen.
+    Raises StoreError, JournalError, CannotListen; ValueError if there is nothing to stand in for.
     """
     try:
         spec = await asyncio.to_thread(read_spec, store, job)
     except NoSuchKey:
-        return "its master has left no spec"
+        raise ValueError("the last one has left no spec") from None
     if (await asyncio.to_thread(read_state, store, job)).ended:
-        return "the job has ended"
-    outcome = None
+        raise ValueError("the job has ended")
+    say("the master does not answer; this node stands in for it")
+    why = f"it has not come back for {LONGEST_S / 3600:.0f} hours"
     with suppress(TimeoutError):
         async with asyncio.timeout(LONGEST_S):
-            outcome = await run(
-                spec, store, JoinedPlatform(), credentials, AgentCommand(), Control(asyncio.Event()),
-                ListenAddress(host), stands_in=True,
-            )  # fmt: skip
-    return outcome.reason if outcome else f"the job's own master has not come back for {LONGEST_S / 3600:.0f} hours"
+            at = ListenAddress(host)
+            agents, control = AgentCommand(), Control(asyncio.Event())
+            outcome = await run(spec, store, JoinedPlatform(), credentials, agents, control, at, stands_in=True)
+            why = outcome.reason
+    say(f"this node does not stand in for the master any more: {why}")

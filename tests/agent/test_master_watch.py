@@ -1,6 +1,7 @@
 """Who stands in for a silent master, and when: agents in virtual time, on a network that the test breaks."""
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.runtime.agent.client import MasterClient
-from everstep.runtime.agent.master_watch import ALONE_S, TURN_S, MasterWatch
+from everstep.runtime.agent.master_watch import ALONE_S, TURN_S, MasterWatch, NextMaster
 from everstep.runtime.agent.neighbours import AGAIN_S, LOOK_S, SILENT_S, STILL_S, NeighbourWatch, Questions
 from everstep.runtime.agent.progress_monitor import Progress
 from everstep.runtime.protocol.rounds import Neighbour
@@ -66,6 +67,13 @@ class Client:
     def __init__(self, job: Job) -> None:
         self._job = job
         self.known = job.claims[-1]
+        self._answered_at = 0.0
+
+    @property
+    def silent_s(self) -> float:
+        now = asyncio.get_running_loop().time()
+        self._answered_at = now if self.known not in self._job.dead | self._job.refusing else self._answered_at
+        return now - self._answered_at
 
     @property
     def address(self) -> tuple[str, int]:
@@ -81,37 +89,39 @@ class Client:
 class Agent:
     """A node with its two watches; its workers stand still when the test says so."""
 
-    def __init__(self, name: str, job: Job, names: list[str]) -> None:
-        self.name, self.job, self.still_since = name, job, None
+    def __init__(self, name: str, job: Job, names: list[str], after_s: float) -> None:
+        self.name, self.job = name, job
         self.still_since: float | None = None
         self.said: list[str] = []
         self.network, self.client = Network(job), Client(job)
         self.neighbours = NeighbourWatch(self.network, self._progress, lambda: False, lambda: None)
         self.neighbours.take_seat(seat(1, neighbours=tuple(Neighbour(n, f"{n}:1") for n in names if n != name)))
         self.watch = MasterWatch(
-            name, self.network, self.neighbours, cast(MasterClient, self.client), self.stand_in, self.said.append
-        )
+            name, self.network, self.neighbours, cast(MasterClient, self.client), NextMaster(self.serve, after_s),
+            self.said.append,
+        )  # fmt: skip
 
     def _progress(self) -> Progress:
         now = asyncio.get_running_loop().time()
         still_s = 0.0 if self.still_since is None else now - self.still_since
         return Progress(7, "", still_s, True, True)
 
-    async def stand_in(self) -> str:
+    async def serve(self) -> None:
         await passes(0.2)
         address = f"{self.name}:{len(self.job.claims)}"
         self.job.claims.append(address)
         self.job.stood_in.append((asyncio.get_running_loop().time(), self.name))
         while self.job.claims[-1] == address:
             await passes(0.1)
-        return "another master has the job"
 
 
-def play(names: list[str], story: Callable[[Job, list[Agent]], Coroutine[Any, Any, None]]) -> Job:
+def play(
+    names: list[str], story: Callable[[Job, list[Agent]], Coroutine[Any, Any, None]], after_s: float = math.inf
+) -> Job:
     """The story of agents whose neighbours have all answered once."""
 
     async def whole() -> None:
-        agents = [Agent(name, job, names) for name in names]
+        agents = [Agent(name, job, names, after_s) for name in names]
         tasks = [asyncio.create_task(part()) for agent in agents for part in (agent.neighbours.run, agent.watch.run)]
         await passes(1)
         await story(job, agents)
@@ -222,17 +232,31 @@ def test_the_next_one_stands_in_for_the_one_that_was_lost_too() -> None:
     assert [name for _, name in play(["a", "b", "c"], story).stood_in] == ["b", "c"]
 
 
-def test_a_stand_in_that_fails_says_why_and_tries_again_later() -> None:
+def test_who_trains_on_without_a_master_makes_the_next_one_after_a_while_where_nobody_else_does() -> None:
+    moments = []
+
     async def story(job: Job, agents: list[Agent]) -> None:
-        async def fail() -> str:
+        job.dead = {OWN}
+        moments.append(asyncio.get_running_loop().time())
+        await passes(100)
+
+    job = play(["a", "b"], story, after_s=20.0)
+    ((when, name),) = job.stood_in
+    assert name == "a"
+    assert 20.0 <= when - moments[0] <= 20.0 + SLACK_S
+
+
+def test_a_next_master_that_fails_says_why_and_is_tried_again_later() -> None:
+    async def story(job: Job, agents: list[Agent]) -> None:
+        async def fail() -> None:
             raise OSError("the store\ncannot be reached")
 
         agent = agents[0]
-        agent.watch._stand_in = fail
+        agent.watch._next = NextMaster(fail)
         lose(job, agents, OWN)
         await passes(STILL_S + ALONE_S + SLACK_S)
-        assert agent.said[1:] == ["this node does not stand in for the master any more: the store cannot be reached"]
-        agent.watch._stand_in = agent.stand_in
+        assert agent.said == ["the next master cannot be here: the store cannot be reached"]
+        agent.watch._next = NextMaster(agent.serve)
         await passes(60)
 
     assert [name for _, name in play(["a"], story).stood_in] == ["a"]

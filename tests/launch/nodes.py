@@ -69,7 +69,8 @@ class Nodes:
 
     def kinds(self) -> list[str]:
         """The kinds of the job's records, as its journal has them."""
-        files = sorted(path for path in self.launcher.tmp.rglob("journal/[0-9]*") if path.is_file())
+        roots = (self.launcher.tmp, self.launcher.folder)
+        files = sorted({path for root in roots for path in root.rglob("journal/[0-9]*") if path.is_file()})
         return [json.loads(line)["kind"] for path in files for line in path.read_text().splitlines()]
 
     def finish(self, *names: str) -> list[LaunchOutcome]:

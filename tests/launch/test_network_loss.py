@@ -52,6 +52,48 @@ def test_a_node_whose_network_is_lost_is_done_without_and_comes_back(launcher: L
 
 
 @pytest.mark.long
+def test_the_machine_of_the_master_loses_its_power_and_another_node_makes_the_next_one(
+    launcher: Launcher, network: Network
+) -> None:
+    folder = launcher.folder
+    dataset = sampled.make_dataset(folder)
+    (folder / "train.py").write_text(sampled.script())
+    nodes = Nodes(launcher, free_port(random.Random()), network.address(0), (dataset,))
+
+    def start(name: str, number: int) -> psutil.Process:
+        more = {"EVERSTEP_JOB_TOKEN": "of all", "GLOO_SOCKET_IFNAME": f"ever{number}", "OMP_NUM_THREADS": "1"}
+        shared = ("--store", "store", "--rdzv-id=mine", PATIENT)
+        return psutil.Process(nodes.start(name, *shared, nodes="1:2", within=network.enter(number), **more))
+
+    def trains(world: int, after: int) -> int:
+        """Wait for a round later than `after`; its number."""
+        until(lambda: sampled.later_round(folder, world, after), nodes.stderr_text)
+        return sampled.later_round(folder, world, after)
+
+    host = start("a", 0)
+    until(nodes.masters, nodes.stderr_text)
+    start("b", 1)
+    first = trains(2, 0)
+    begun = sampled.worlds(folder)
+    lost = [host, *host.children(recursive=True), psutil.Process(nodes.master())]
+    network.wire("down")  # Nobody hears how they end.
+    for process in lost:
+        process.kill()
+    psutil.wait_procs(lost)
+    alone = trains(1, first)
+    assert not any(process.is_running() for process in lost), "the fault fired"
+    assert "this node starts the next one" in launcher.text("b", "err")
+    assert "NodeSuspected" in nodes.kinds(), "it was not waited for until it counted as lost"
+
+    network.wire("up")
+    start("c", 0)
+    trains(2, alone)
+    assert [outcome.code for outcome in nodes.finish("b", "c")] == [0, 0], nodes.stderr_text()
+    nodes.wait_until_gone()
+    sampled.assert_applied_once(folder, dataset, [*begun, 1, 2])
+
+
+@pytest.mark.long
 def test_a_frozen_node_is_done_without_comes_back_and_is_not_given_up(launcher: Launcher) -> None:
     folder = launcher.folder
     dataset = sampled.make_dataset(folder)
