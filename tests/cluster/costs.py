@@ -26,13 +26,14 @@ two pods; if the fault harms a machine, each pod has its own. One pod is enough 
 each iteration is staged. etcd, the API server, both machines and MinIO share the {cores} of one computer. After each
 fault, every sample has been applied exactly once.
 
-The seconds are the longest time between the ends of two new iterations, from the fault until both pods train again.
-Only iterations that had already been reported count as done again; a machine without power cannot report its last half
-second. A pod that is asked to end leaves when its replacement is ready. The next round leaves a silent machine
-out, because nodes that stand still ask each other; it counts as lost after 30 s (`patience.silence` of the job). When
-the step's own machine is lost, Kubernetes takes it for silent after {silent_s} s (usually 50 s, so it costs {more_s} s
-more there). Then `everstep status` names the command that removes the step's pod; the test gives it at once, and Argo
-retries the step.
+The seconds are the longest time from the fault, or from the end of an iteration after it, to the end of the next new
+one, until both pods train again. Only iterations that had already been reported count as done again; a machine without
+power cannot report its last half second, and with the step's own machine up to 5 s of reports are lost. A pod that is
+asked to end leaves when its replacement is ready. The next round leaves a silent machine out, because nodes that stand
+still ask each other; it counts as lost after 30 s (`patience.silence` of the job). When the step's own machine is lost,
+a node stands in for the step. Kubernetes takes the machine for silent after {silent_s} s (usually {usually_s} s). Then
+`everstep status` names the command that removes the step's pod; the test gives it, and Argo retries the step, which
+replaces the lost node.
 
 Two figures are the median and the worst. The load is the machine's over 1 minute, tests included.
 Measured on {days}.
@@ -56,7 +57,8 @@ class Cost:
 
 
 def cost(reports: Iterable[Mapping[str, Any]], moment: float) -> Cost:
-    """Since that moment (Unix time), as the workers' reports of their iterations tell; one may be told twice."""
+    """Since that moment (Unix time), as the workers' reports of their iterations tell; one may be told twice. What was
+    not told before it was lost with who had it, and is no standstill."""
     newest, since, longest, lost_iterations = 0, moment, 0.0, 0
     for time_s, iteration in sorted({(line["time"], line["iteration"]) for line in reports}):
         if iteration <= newest:
@@ -64,7 +66,7 @@ def cost(reports: Iterable[Mapping[str, Any]], moment: float) -> Cost:
             continue
         newest = iteration
         if time_s > moment:
-            longest = max(longest, time_s - since)
+            longest = max(longest, time_s - max(since, moment))
         since = time_s
     return Cost(longest, lost_iterations)
 
@@ -89,8 +91,7 @@ def read_days(files: Iterable[Path]) -> list[str]:
 
 def page(costs: Mapping[str, Sequence[Cost]], days: Sequence[str], cores: int) -> str:
     """A line for each fault; of several times the median and the worst, and the range of the loads."""
-    more_s = USUALLY_SILENT_S - SILENT_S
-    head = HEAD.format(cores=f"{cores} cores", days=" and ".join(days), silent_s=SILENT_S, more_s=more_s)
+    head = HEAD.format(cores=f"{cores} cores", days=" and ".join(days), silent_s=SILENT_S, usually_s=USUALLY_SILENT_S)
     return head + "".join(_line(fault, each) for fault, each in costs.items())
 
 

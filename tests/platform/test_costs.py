@@ -24,8 +24,8 @@ def test_the_cost_is_the_longest_time_without_a_new_iteration_after_the_fault() 
 
 
 def test_iterations_done_again_are_no_progress_and_count_as_lost() -> None:
-    assert cost(reports((1.0, 1), (2.0, 2), (3.0, 3), (6.0, 2), (7.0, 3), (8.0, 4)), 3.5) == Cost(5.0, 2)
-    assert cost(reports((1.0, 1), (2.0, 2), (3.0, 1), (4.0, 2), (5.0, 3)), 4.5) == Cost(3.0, 0)
+    assert cost(reports((1.0, 1), (2.0, 2), (3.0, 3), (6.0, 2), (7.0, 3), (8.0, 4)), 3.5) == Cost(4.5, 2)
+    assert cost(reports((1.0, 1), (2.0, 2), (3.0, 1), (4.0, 2), (5.0, 3)), 4.5) == Cost(0.5, 0)
 
 
 def test_the_page_tells_of_several_runs_the_median_and_the_worst(tmp_path: Path) -> None:
