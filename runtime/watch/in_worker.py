@@ -104,7 +104,7 @@ def making_group() -> AbstractContextManager[None]:
 def note_staging(seconds: float) -> None:
     """A save has kept this worker from training for `seconds`."""
     if _watch is not None:
-        _watch.add_spent(staging_s=seconds)
+        _watch.add_staging(seconds)
 
 
 def note_tokens(count: float) -> None:
@@ -153,9 +153,9 @@ class _Watch:
         self._phase, self._phase_began = name, now
         self._board.set_phase(name, now)
 
-    def add_spent(self, data_s: float = 0.0, staging_s: float = 0.0) -> None:
+    def add_staging(self, seconds: float) -> None:
         if not self.is_child:
-            self._board.add_spent(data_s, staging_s)
+            self._board.add_spent(staging_s=seconds)
 
     def add_tokens(self, count: float) -> None:
         if not self.is_child:
@@ -205,7 +205,7 @@ class _Watch:
                 return save(*arguments, **more)
             finally:
                 self.set_phase(before)
-                self.add_spent(staging_s=time.perf_counter() - began)
+                self.add_staging(time.perf_counter() - began)
 
         watched_save.__doc__ = save.__doc__
         module.save = watched_save
@@ -221,7 +221,8 @@ class _Watch:
             try:
                 return take(loader)
             finally:
-                self.add_spent(data_s=time.perf_counter() - began)
+                if not self.is_child:
+                    self._board.add_data(time.perf_counter() - began)
 
         watched_next.__doc__ = take.__doc__
         iterator.__next__ = watched_next
