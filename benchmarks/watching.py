@@ -8,15 +8,16 @@ gone through more memory than the caches hold:
 - torch's flight recorder: the CPU time of the process for a collective after an iteration, with and without it, times
   the collectives of an iteration. Counted only if this torch keeps none by itself: else a plain script pays it, too;
 - the thread that counts collectives: at any moment of every second pair of iterations it samples once; in a script it
-  does so in few of them. With and without a sample, iterations differ by its cost, in wall-clock time by what training
-  waits for it, too; times the samples of a second. The middle half of the differences counts, as a fault of the machine
-  disturbs single ones. The other parts are means of all calls.
+  does so in few of them. With and without a sample, the process's CPU time of an iteration differs by its cost; times
+  the samples of a second. The middle half of the differences counts, as a fault of the machine disturbs single ones;
+  the other parts are means of all calls.
 
-The result is the median of processes that train one after the other; its 95 % confidence interval is that of a median,
-from their order, whatever their distribution. The budget is kept if the intervals of wall-clock and of CPU time lie
-within it. As a check, whole iterations with and without both hooks and the recorder are compared: it finds what a part
-costs elsewhere, as far as the noise lets it. Takes about six minutes. Not counted: the agent's own process, which reads
-the boards, `eval()` and `torch.save`.
+All of that counts as if training waited for it, and is divided by the CPU time of an iteration, which is the time that
+it takes where each rank has a CPU. The result is the median of processes that train one after the other; its 95 %
+confidence interval is that of a median, from their order, whatever their distribution. The budget is kept if the
+interval lies within it. Two checks are less exact: what whole iterations with and without both hooks and the recorder
+differ by, which finds what a part costs elsewhere; and how much longer an iteration with a sample takes by the clock.
+Takes about six minutes. Not counted: the agent's own process, which reads the boards, `eval()` and `torch.save`.
 """
 
 import argparse
@@ -26,7 +27,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.watching_process import measure_process
+from benchmarks.watching_process import Parts, measure_process
 
 BUDGET = 0.005
 PROCESSES = 16
@@ -50,58 +51,50 @@ class Share:
 class Overhead:
     """What watching costs, over the processes."""
 
-    wall: Share
-    cpu: Share
+    cost: Share
     """What a plain script with this torch does not pay."""
     recorded_by_default: bool
-    """Not counted then: the recorder. Otherwise it is."""
-    cpu_with_recorder: Share
+    """Not counted then: the recorder."""
+    with_recorder: Share
     by_turns: Share
     """The check: whole iterations with and without hooks and recorder, in CPU time."""
-    plain_s: float
-    """Wall-clock seconds of an iteration without watching: the median, as are the following."""
-    hooks_s: float
-    collectives: float
-    record_s: float
-    sample_s: float
-    """CPU time."""
-    samples_per_s: int
+    sample_wall: Share
+    """The other check: how much longer an iteration with a sample takes, times the samples of a second."""
+    middle: Parts
+    """The process in the middle, by its cost."""
 
     @property
     def holds(self) -> bool:
         """Is it within the budget, beyond the noise?"""
-        return max(self.wall.high, self.cpu.high) <= BUDGET
+        return self.cost.high <= BUDGET
 
     @property
     def word(self) -> str:
         """`holds`, `NOT`, or that the noise does not let one say."""
         if self.holds:
             return "holds"
-        return (
-            "NOT" if max(self.wall.low, self.cpu.low) > BUDGET else "NOT DECIDED: the noise is larger than the budget"
-        )
+        return "NOT" if self.cost.low > BUDGET else "NOT DECIDED: the noise is larger than the budget"
 
     def shortest_s(self, recorder: bool) -> float:
         """The length of iterations whose cost is the budget; that of shorter ones is above."""
-        left = BUDGET - self.samples_per_s * self.sample_s
-        each_s = self.hooks_s + (self.collectives * self.record_s if recorder else 0.0)
-        return each_s / left if left > 0 else math.inf
+        left = BUDGET - self.middle.samples_per_s * self.middle.sample.cpu_s
+        return self.middle.each_s(recorder) / left if left > 0 else math.inf
 
     @property
     def parts(self) -> str:
-        """What each part costs, a line each."""
-        by_default = "by itself" if self.recorded_by_default else "for us"
+        """What each part costs, and the checks: a line each."""
+        middle, by_default = self.middle, "by itself" if self.recorded_by_default else "for us"
         shortest, with_recorder = (f"{self.shortest_s(recorder) * 1e3:.1f} ms on" for recorder in (False, True))
         return (
-            f"  hooks: {self.hooks_s * 1e6:.0f} us an iteration; thread: {self.samples_per_s} samples a second, "
-            f"{self.sample_s * 1e6:.0f} us each; within the budget from iterations of {shortest}\n"
-            f"  recorder (this torch keeps collectives {by_default}): {self.collectives:.0f} an iteration, "
-            f"{self.record_s * 1e6:.0f} us each; with it {self.cpu_with_recorder} of CPU time, from {with_recorder}\n"
-            f"  check, hooks and recorder by turns: {self.by_turns} of CPU time"
+            f"  hooks: {middle.hooks_s * 1e6:.0f} us an iteration; thread: {middle.samples_per_s} samples a second, "
+            f"{middle.sample.cpu_s * 1e6:.0f} us each; without the recorder within the budget from {shortest}\n"
+            f"  recorder (this torch keeps collectives {by_default}): {middle.collectives:.0f} an iteration, "
+            f"{middle.record_s * 1e6:.0f} us each; with it {self.with_recorder}, within it from {with_recorder}\n"
+            f"  checks: hooks and recorder by turns {self.by_turns}; samples by the clock {self.sample_wall}"
         )
 
     def __str__(self) -> str:
-        return f"{self.wall} of wall-clock time, {self.cpu} of CPU time of iterations of {self.plain_s * 1e3:.1f} ms"
+        return f"{self.cost} of iterations of {self.middle.plain.cpu_s * 1e3:.1f} ms"
 
 
 def share_of(shares: Sequence[float]) -> Share:
@@ -119,18 +112,14 @@ def overhead(processes: int = PROCESSES) -> Overhead:
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         measured = list(pool.imap(measure_process, range(processes)))
     by_default = measured[0].recorded_by_default
+    middle = sorted(measured, key=lambda parts: parts.share(not by_default))[len(measured) // 2]
     return Overhead(
-        share_of([parts.wall(not by_default) for parts in measured]),
-        share_of([parts.cpu(not by_default) for parts in measured]),
+        share_of([parts.share(not by_default) for parts in measured]),
         by_default,
-        share_of([parts.cpu(True) for parts in measured]),
+        share_of([parts.share(True) for parts in measured]),
         share_of([parts.by_turns for parts in measured]),
-        statistics.median(parts.plain.wall_s for parts in measured),
-        statistics.median(parts.hooks_s for parts in measured),
-        measured[0].collectives,
-        statistics.median(parts.record_s for parts in measured),
-        statistics.median(parts.sample.cpu_s for parts in measured),
-        measured[0].samples_per_s,
+        share_of([parts.sample.wall_s * parts.samples_per_s for parts in measured]),
+        middle,
     )
 
 

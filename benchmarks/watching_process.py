@@ -184,16 +184,12 @@ class Parts(NamedTuple):
     by_turns: float
     """The check: what whole iterations with hooks and recorder cost more, as a share of their CPU time."""
 
-    def wall(self, recorder: bool) -> float:
-        """The cost as a share of wall-clock time, with the recorder's or without it."""
-        return self._each_s(recorder) / self.plain.wall_s + self.sample.wall_s * self.samples_per_s
+    def share(self, recorder: bool) -> float:
+        """The cost as a share of the time, with the recorder's or without it."""
+        return self.each_s(recorder) / self.plain.cpu_s + self.sample.cpu_s * self.samples_per_s
 
-    def cpu(self, recorder: bool) -> float:
-        """The cost as a share of CPU time."""
-        samples = self.samples_per_s * self.plain.wall_s
-        return (self._each_s(recorder) + self.sample.cpu_s * samples) / self.plain.cpu_s
-
-    def _each_s(self, recorder: bool) -> float:
+    def each_s(self, recorder: bool) -> float:
+        """CPU time of what each iteration meets."""
         return self.hooks_s + (self.collectives * self.record_s if recorder else 0.0)
 
 
