@@ -5,7 +5,7 @@
 - Operators and kernels: torch's profiler, for the iterations after somebody asked (`kernel_profile`).
 - Phases: `Module.eval()` begins an evaluation, which ends with the next iteration or `Module.train()`; `torch.save`.
 - Waiting for data: the iterator of torch's DataLoader. For saves: `torch.save`, and our own checkpointer says it.
-- Collectives: torch's flight recorder counts them in C++ for gloo and NCCL, also those of DDP's and FSDP's own threads.
+- Collectives: torch's flight recorders count them in C++ for gloo and NCCL, also those of DDP's and FSDP's own threads.
   A thread reads its counters `SAMPLES_PER_S` times a second, which takes 20 us, at moments that chance chooses: every
   0.2 s it would find ranks that take 0.1 s an iteration at the same place of it, each at its own.
 
@@ -15,7 +15,6 @@ Importing this module imports neither torch nor anything else that is not alread
 import faulthandler
 import importlib.abc
 import importlib.machinery
-import json
 import os
 import random
 import sys
@@ -29,13 +28,12 @@ from typing import Any
 
 from everstep.runtime.watch.board import STACK_SIGNAL, THREAD, VARIABLE, BoardWriter, stack_file
 from everstep.runtime.watch.board_fields import GROUP_PHASE, Board
+from everstep.runtime.watch.flight_recorder import UNREADABLE, count_collectives, find_unfinished, read_traces
 from everstep.runtime.watch.group_making import surround_group_making
 from everstep.runtime.watch.kernel_profile import KernelProfile
 
 EVALUATION, SAVE = "evaluation", "torch.save"
 SAMPLES_PER_S = 5
-_UNREADABLE = (ValueError, KeyError, TypeError, RuntimeError)
-"""What reading the flight recorder raises while it changes, or in a torch that writes it otherwise."""
 _RECORDS = "256"
 """Collectives that torch's flight recorder keeps if the user does not say. By default, torch 2.9 keeps none for gloo,
 torch 2.15 the newest 2000."""
@@ -104,7 +102,7 @@ def making_group() -> AbstractContextManager[None]:
 def note_staging(seconds: float) -> None:
     """A save has kept this worker from training for `seconds`."""
     if _watch is not None:
-        _watch.add_spent(staging_s=seconds)
+        _watch.add_staging(seconds)
 
 
 def note_tokens(count: float) -> None:
@@ -153,9 +151,9 @@ class _Watch:
         self._phase, self._phase_began = name, now
         self._board.set_phase(name, now)
 
-    def add_spent(self, data_s: float = 0.0, staging_s: float = 0.0) -> None:
+    def add_staging(self, seconds: float) -> None:
         if not self.is_child:
-            self._board.add_spent(data_s, staging_s)
+            self._board.add_spent(staging_s=seconds)
 
     def add_tokens(self, count: float) -> None:
         if not self.is_child:
@@ -205,7 +203,7 @@ class _Watch:
                 return save(*arguments, **more)
             finally:
                 self.set_phase(before)
-                self.add_spent(staging_s=time.perf_counter() - began)
+                self.add_staging(time.perf_counter() - began)
 
         watched_save.__doc__ = save.__doc__
         module.save = watched_save
@@ -221,7 +219,8 @@ class _Watch:
             try:
                 return take(loader)
             finally:
-                self.add_spent(data_s=time.perf_counter() - began)
+                if not self.is_child:
+                    self._board.add_data(time.perf_counter() - began)
 
         watched_next.__doc__ = take.__doc__
         iterator.__next__ = watched_next
@@ -256,17 +255,13 @@ class _Watch:
         chance = random.Random()  # Not the script's.
         while not self.is_child:
             time.sleep(pause_s(chance))
-            with suppress(*_UNREADABLE):
-                counts = entered_count, completed_count = _counts(
-                    json.loads(recorder._dump_fr_trace_json(False, False))
-                )
+            with suppress(*UNREADABLE):
+                counts = entered_count, completed_count = count_collectives(read_traces(recorder))
                 if counts != self._counts or completed_count >= entered_count:
                     open_collectives = None
                 elif open_collectives is None:  # It waits: ask for what.
-                    with suppress(*_UNREADABLE):  # The counters are known all the same.
-                        open_collectives = _unfinished_collectives(
-                            json.loads(recorder._dump_fr_trace_json(True, False))
-                        )
+                    with suppress(*UNREADABLE):  # The counters are known all the same.
+                        open_collectives = find_unfinished(read_traces(recorder, entries=True))
                 self._counts = counts
                 if open_collectives is not None:
                     completed_count = entered_count - open_collectives[0]
@@ -277,7 +272,7 @@ class _Watch:
 
 def _earlier_steps(optimizer: Any) -> int:
     """Steps before its first one in this process: Adam and its kin count them in the state that a script restores."""
-    with suppress(*_UNREADABLE, AttributeError):
+    with suppress(*UNREADABLE, AttributeError):
         return max(int(next(iter(optimizer.state.values()), {}).get("step", 1)) - 1, 0)
     return 0
 
@@ -285,35 +280,6 @@ def _earlier_steps(optimizer: Any) -> int:
 def pause_s(chance: random.Random) -> float:
     """How long the sampler sleeps this time: at any iteration time, each sample is at a place of it by itself."""
     return chance.uniform(0.5, 1.5) / SAMPLES_PER_S
-
-
-def _counts(trace: Mapping[str, Any]) -> tuple[int, int]:
-    """(Entered, completed) collectives of all groups, by the counters: cheap to read.
-
-    The second may be too low: gloo's two threads each set it to the collective that they have just finished, so it goes
-    back if the later one of two was faster.
-    """
-    status = [{key: max(int(number), 0) for key, number in group.items()} for group in trace["pg_status"].values()]
-    entered_count = sum(group["last_enqueued_collective"] for group in status)
-    return entered_count, sum(
-        min(group["last_completed_collective"], group["last_enqueued_collective"]) for group in status
-    )
-
-
-def _unfinished_collectives(trace: Mapping[str, Any]) -> tuple[int, str] | None:
-    """How many collectives the rank entered that are not finished, and the oldest of them: (1, `all_reduce [1024]`).
-
-    None if the recorder keeps no entries. Each collective is retired by itself, so their order does not matter.
-    """
-    entries = [entry for entry in trace.get("entries", ()) if not entry.get("is_p2p")]
-    if not entries:
-        return None
-    waiting = [entry for entry in entries if not entry.get("retired")]
-    if not waiting:
-        return 0, ""
-    entry = min(waiting, key=lambda candidate: candidate["record_id"])
-    sizes = " ".join(str(size).replace(" ", "") for size in entry.get("input_sizes") or ())
-    return len(waiting), f"{str(entry['profiling_name']).rpartition(':')[2]} {sizes}".strip()
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):

@@ -10,7 +10,7 @@ from typing import Any
 
 ITERATIONS = 3
 """How many a trace has: short enough to be opened, long enough to show what comes back."""
-LOOK_S = 0.2
+LOOK_S = 1.0
 
 
 def request_file(board: Path) -> Path:

@@ -96,8 +96,9 @@ def test_a_board_reads_back_what_was_written(tmp_path: Path) -> None:
     writer.finish_iteration(0.5, 11.0)
     writer.finish_iteration(0.7, 12.0)
     writer.set_collectives(9, 8, "all_reduce [3]", 13.0)
-    writer.add_spent(data_s=0.25)
-    writer.add_spent(data_s=0.25, staging_s=2.0, evaluation_s=3.0)
+    writer.add_data(0.25)
+    writer.add_data(0.25)
+    writer.add_spent(staging_s=2.0, evaluation_s=3.0)
     writer.add_tokens(512)
     assert read_board(tmp_path / "board-1") == Board(
         7, 5, 8, 1, 2, "a job", 2, 3, 12.0, "evaluation", 9, 8, 1, 1, 13.0, "all_reduce [3]",

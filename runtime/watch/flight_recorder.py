@@ -1,0 +1,58 @@
+"""What torch's flight recorders say of a process's collectives. Standard library only, as `in_worker` imports it.
+
+torch has two: `_dump_fr_trace_json` writes what gloo records, `_dump_nccl_trace_json` what NCCL does, in one format.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+UNREADABLE = (ValueError, KeyError, TypeError, RuntimeError)
+"""What reading raises while a recorder changes, or in a torch that writes it otherwise."""
+Trace = Mapping[str, Any]
+
+
+def read_traces(recorder: Any, *, entries: bool = False) -> list[Trace]:
+    """What is recorded, with the single collectives on request. `recorder`: `torch._C._distributed_c10d`.
+
+    NCCL's is read once the process uses CUDA: each takes some 40 us. Raises an error of `UNREADABLE`.
+    """
+    dumps = [recorder._dump_fr_trace_json]
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and hasattr(recorder, "_dump_nccl_trace_json"):
+        dumps.append(recorder._dump_nccl_trace_json)
+    return [json.loads(dump(entries, False)) for dump in dumps]
+
+
+def count_collectives(traces: Iterable[Trace]) -> tuple[int, int]:
+    """(Entered, completed) collectives of all groups, by the counters: cheap to read.
+
+    The second may be too low: gloo's two threads each set it to the collective that they have just finished, so it goes
+    back if the later one of two was faster.
+    """
+    status = [
+        {key: max(int(number), 0) for key, number in group.items()}
+        for trace in traces
+        for group in trace["pg_status"].values()
+    ]
+    entered_count = sum(group["last_enqueued_collective"] for group in status)
+    return entered_count, sum(
+        min(group["last_completed_collective"], group["last_enqueued_collective"]) for group in status
+    )
+
+
+def find_unfinished(traces: Iterable[Trace]) -> tuple[int, str] | None:
+    """How many collectives the rank entered that are not finished, and the oldest of them: (1, `all_reduce [1024]`).
+
+    None if no recorder keeps entries. Each collective is retired by itself, so their order does not matter.
+    """
+    entries = [entry for trace in traces for entry in trace.get("entries", ()) if not entry.get("is_p2p")]
+    if not entries:
+        return None
+    waiting = [entry for entry in entries if not entry.get("retired")]
+    if not waiting:
+        return 0, ""
+    entry = min(waiting, key=lambda candidate: (int(candidate["time_created_ns"]), candidate["record_id"]))
+    sizes = " ".join(str(size).replace(" ", "") for size in entry.get("input_sizes") or ())
+    return len(waiting), f"{str(entry['profiling_name']).rpartition(':')[2]} {sizes}".strip()
