@@ -52,7 +52,7 @@ FORMATS = {
     ),
     "convert: each field carried or listed with the nearest": (
         f"{CONVERT}::no_counterpart", f"{CONVERT}::the_pod_is_the_roles", f"{CONVERT}::first_roles_pod",
-        f"{CONVERT}::keep_their_commands",
+        f"{CONVERT}::keep_their_commands", "tests/convert/test_each_field.py", "tests/convert/test_launchers.py",
     ),
     "convert: bad input: file, line, field, exit 2": (f"{CONVERT}::bad_input", f"{CONVERT}::policy_that"),
     "convert: any input is converted or refused in one line": ("tests/convert/test_any_input.py",),

@@ -37,8 +37,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: Convert) -> int:
     """Print the Workflow or pipeline; returns the exit code. Raises BadInput."""
-    from dataclasses import replace
-
     import yaml
 
     from everstep.convert import convert
@@ -49,9 +47,7 @@ def run(flags: Convert) -> int:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise BadInput(f"{flags.file}: {why}") from None
-    conversion = convert(text, str(flags.file))
-    if flags.image:
-        conversion = replace(conversion, pod=replace(conversion.pod, image=flags.image))
+    conversion = convert(text, str(flags.file), flags.image)
     for note in conversion.notes:
         print(note, file=sys.stderr)
     if flags.to == "python":

@@ -10,7 +10,7 @@ from typing import Any
 from everstep.convert.field_reader import ConvertError, Fields, path_text
 from everstep.convert.gang import take_gang
 from everstep.convert.kinds import KINDS
-from everstep.convert.launcher import parse_launch, step_arguments
+from everstep.convert.launcher import Launch, parse_launch, step_arguments
 from everstep.convert.nearest import nearest
 from everstep.convert.source import Pod, Role, SourceJob
 from everstep.runtime.job.spec_reader import SpecError, spec_of
@@ -20,7 +20,8 @@ from everstep.steps.train.script import COMMAND
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 """A DNS subdomain."""
-_IGNORED = (("apiVersion",), ("kind",), ("metadata", "namespace"), ("status",))
+_NO_COMMAND = "it has no command, and its image's own is not known here"
+_IGNORED = (("apiVersion",), ("kind",), ("status",))
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class Conversion:
     """What could not be converted, one line each: FILE:LINE: FIELD: what, and the nearest."""
 
 
-def convert(text: str, file: str) -> Conversion:
-    """Raises ConvertError: no YAML, several documents, an unknown kind, a field that is wrong."""
+def convert(text: str, file: str, image: str = "") -> Conversion:
+    """`image`: that of the step, instead of the first role's. Raises ConvertError: no YAML, several documents, an
+    unknown kind, a field that is wrong."""
     try:
         documents = read_text(text, file)
     except ReadError as error:
@@ -50,9 +52,9 @@ def convert(text: str, file: str) -> Conversion:
     kind, version = fields.take(str, "kind"), fields.take(str, "apiVersion")
     if kind not in KINDS:
         raise fields.wrong(f"{kind} is not known; known are {', '.join(KINDS)}", "kind")
-    groups, read = KINDS[kind]
-    if not version.startswith(groups):
-        raise fields.wrong(f"{version} is not known for {kind}; it begins with {groups[0]}", "apiVersion")
+    versions, read = KINDS[kind]
+    if version not in versions:
+        raise fields.wrong(f"{version} is not known for {kind}; known is {' or '.join(versions)}", "apiVersion")
     for path in _IGNORED:
         fields.skip(*path)
     job = take_gang(read(fields), file, fields.notes)
@@ -60,14 +62,17 @@ def convert(text: str, file: str) -> Conversion:
         raise fields.wrong(
             f"{job.name!r} is not a name for Kubernetes: it takes small letters, digits, - and .", "metadata", "name"
         )
-    more = fields.notes
+    more, pod = fields.notes, job.roles[0].pod
+    if not image and not pod.image:
+        raise fields.wrong("no image: its runtime's is not known here; name one, or give --image", "spec")
     arguments = _arguments(job, fields, more)
     unmatched_fields = [
         f"{file}:{fields.line(path)}: {path_text(path)}: no counterpart; nearest: {nearest(path)}"
         for path in fields.unread()
     ]
-    image = f"{file}: image {job.roles[0].pod.image}: it must have Everstep installed; or give your own with --image"
-    return Conversion(job.name, arguments, job.roles[0].pod, (*unmatched_fields, *more, image))
+    if not image:
+        more.append(f"{file}: image {pod.image}: it must have Everstep installed; or give your own with --image")
+    return Conversion(job.name, arguments, replace(pod, image=image or pod.image), (*unmatched_fields, *more))
 
 
 def _template(role: Role, image: str) -> dict[str, Any]:
@@ -101,15 +106,12 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
         role.name for number, role in enumerate(roles) if role.name in {earlier.name for earlier in roles[:number]}
     ]:
         raise fields.wrong(f"two of its roles are called {twice[0]}; give each a name of its own", "spec")
-    commands = {role.name: role.pod.command for role in roles}
-    if len(set(commands.values())) > 1 or not _take_launch(roles[0], arguments, file, notes):
-        each = {name: shlex.join(command) for name, command in commands.items()}
-        arguments |= {"script": COMMAND, "script_args": shlex.quote(json.dumps(each, ensure_ascii=False))}
-        notes.append(
-            f"{file}: its command does not start torchrun, dlrover-run or python: each worker runs it unchanged"
-        )
-        empty = [name for name, command in commands.items() if not command]
-        notes += [f"{file}: {name}: it has no command, and its image's own is not known here" for name in empty]
+    launch = _launch_of(roles[0])
+    if launch and launch.script and len({role.pod.command for role in roles}) == 1:
+        _take_script(launch, roles[0], arguments)
+        _take_flags(launch, arguments, file, notes)
+    else:
+        _take_commands(roles, arguments, file, notes)
     least, most = arguments.pop("min_nodes", None), arguments.pop("nodes", None)
     slots = arguments.pop("workers_per_node", None)
     if len(roles) == 1:
@@ -133,25 +135,43 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     return arguments
 
 
-def _take_launch(role: Role, arguments: dict[str, Any], file: str, notes: list[str]) -> bool:
-    """Take script, arguments and launcher flags from the role's command; False if it starts no script."""
+def _launch_of(role: Role) -> Launch | None:
     nodes = {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
-    variables: dict[str, str] = {**nodes, "NUM_TRAINERS": str(role.slots)}
-    launch = parse_launch(role.pod.command, variables)
-    if launch is None:
-        return False
-    step, flags_left = step_arguments(launch.flags)
+    return parse_launch(role.pod.command, {**nodes, "NUM_TRAINERS": str(role.slots)})
+
+
+def _take_script(launch: Launch, role: Role, arguments: dict[str, Any]) -> None:
+    """The step's script is the one that all roles run."""
     # The step begins in its image's folder, the workers in their pod's.
-    script = posixpath.join(role.pod.container.get("workingDir") or "", launch.script)
-    arguments |= {**step, "script": script}
+    arguments["script"] = posixpath.join(role.pod.container.get("workingDir") or "", launch.script)
     if launch.script_arguments:
         arguments["script_args"] = shlex.join(launch.script_arguments)
+
+
+def _take_commands(roles: list[Role], arguments: dict[str, Any], file: str, notes: list[str]) -> None:
+    """Each role's workers run what its launcher would start, or its command unchanged."""
+    commands: dict[str, str] = {}
+    for role in roles:
+        launch = _launch_of(role)
+        if launch and launch.has_launcher:
+            _take_flags(launch, arguments, file, notes)
+            commands[role.name] = shlex.join(launch.program)
+            continue
+        commands[role.name] = shlex.join(role.pod.command)
+        what = "each worker runs its command unchanged" if role.pod.command else _NO_COMMAND
+        notes.append(f"{file}: {role.name}: {what}")
+    arguments |= {"script": COMMAND, "script_args": shlex.quote(json.dumps(commands, ensure_ascii=False))}
+
+
+def _take_flags(launch: Launch, arguments: dict[str, Any], file: str, notes: list[str]) -> None:
+    """The launcher's flags are the step's."""
+    step, flags_left = step_arguments(launch.flags)
+    arguments |= step
     for name, value in flags_left.items():
         nearest_flag = nearest((name,), "the train step's flags")
         notes.append(f"{file}: the launcher's --{name}={value}: no counterpart; nearest: {nearest_flag}")
     if launch.before:
         notes.append(f"{file}: the command's `{launch.before}` is left out; nearest: the image, or `env`")
-    return True
 
 
 def _job_spec(roles: list[Role], policies: dict[str, Any], fields: Fields) -> dict[str, Any]:

@@ -15,7 +15,9 @@ _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/bash")
 _LAUNCHERS = ("torchrun", "dlrover-run")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "dlrover.trainer.torch.elastic_run")
 _CHECKS = ("network_check", "exclude_straggler", "switchbox_check")
-_SWITCHES = (*_CHECKS, "standalone", "no_python", "use_env")
+_MODULE = ("m", "module")
+_NO_PYTHON = "no_python"
+_SWITCHES = (*_CHECKS, *_MODULE, _NO_PYTHON, "standalone", "use_env")
 """Flags without a value."""
 _COUNTS = {
     "nproc_per_node": "workers_per_node", "max_restarts": "max_restarts", "min_bandwidth": "min_bandwidth",
@@ -28,18 +30,31 @@ _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
 @dataclass(frozen=True)
 class Launch:
-    """A script that a launcher starts."""
+    """What a command starts on each worker."""
 
-    script: str
-    script_arguments: tuple[str, ...]
+    program: tuple[str, ...]
+    """Of one worker, without the launcher."""
     flags: dict[str, str] = field(default_factory=dict)
     """Of the launcher, with underscores; a switch is \"true\"."""
     before: str = ""
     """What the shell does first, and the variables that it sets for the command alone."""
+    has_launcher: bool = False
+    """torchrun or dlrover-run starts it, not Python."""
+
+    @property
+    def script(self) -> str:
+        """Empty: it is a module, or another program than Python."""
+        python, *words = self.program
+        return words[0] if python == "python" and words and words[0].endswith(".py") else ""
+
+    @property
+    def script_arguments(self) -> tuple[str, ...]:
+        """What follows the script."""
+        return self.program[2:]
 
 
 def parse_launch(command: Sequence[str], variables: Mapping[str, str]) -> Launch | None:
-    """The script that the command starts; None if it is something else, such as a server or a whole shell script.
+    """What a launcher or Python starts; None if the command is something else: a server, a module, a shell script.
 
     `variables` are those that the job's system sets, such as NODE_NUM.
     """
@@ -57,27 +72,30 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str]) -> Launch
         before = " && ".join((*([before] if before else []), words[0]))
         words = words[1:]
     words = [_VARIABLE.sub(lambda match: variables.get(match.group(1), match.group()), word) for word in words]
-    rest = _after_launcher(words)
-    if rest is None:
-        return None
+    has_launcher, rest = _after_launcher(words)
     flags, rest = _split_flags(rest)
-    if not rest or not rest[0].endswith(".py"):
+    if not rest:
         return None
-    return Launch(rest[0], tuple(rest[1:]), flags, before)
+    python = () if _NO_PYTHON in flags else ("python", "-m") if flags.keys() & set(_MODULE) else ("python",)
+    flags = {name: value for name, value in flags.items() if name not in (*_MODULE, _NO_PYTHON)}
+    launch = Launch((*python, *rest), flags, before, has_launcher)
+    return launch if has_launcher or launch.script else None
 
 
-def _after_launcher(words: Sequence[str]) -> list[str] | None:
+def _after_launcher(words: Sequence[str]) -> tuple[bool, list[str]]:
+    """(whether a launcher comes first, what follows it or the Python that begins a script)."""
     if not words:
-        return None
+        return False, []
     name = words[0].rpartition("/")[2]
     if name in _LAUNCHERS:
-        return list(words[1:])
+        return True, list(words[1:])
     if re.fullmatch(r"python[0-9.]*", name):
         unbuffered = list(words[2:] if words[1:2] == ["-u"] else words[1:])
-        if unbuffered[:1] == ["-m"]:
-            return unbuffered[2:] if unbuffered[1:2] and unbuffered[1] in _MODULES else None
-        return unbuffered
-    return None
+        if unbuffered[:1] == ["-m"] and unbuffered[1:2] and unbuffered[1] in _MODULES:
+            return True, unbuffered[2:]
+        if unbuffered and not unbuffered[0].startswith("-"):
+            return False, unbuffered
+    return False, []
 
 
 def _split_flags(words: list[str]) -> tuple[dict[str, str], list[str]]:

@@ -1,18 +1,18 @@
-"""A role's pod template: what of it an Argo template takes as it is."""
+"""A role's pod template: what of it a role's template in a job spec takes as it is."""
 
 from collections.abc import Iterable
 from typing import Any
 
 from everstep.convert.field_reader import Fields
 from everstep.convert.source import Pod
+from everstep.runtime.job import pod_template
+from everstep.runtime.workflow.manifest.schema import KINDS
 from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 
-_CONTAINER = ("imagePullPolicy", "env", "envFrom", "workingDir", "resources", "volumeMounts")
-_TEMPLATE = (
-    "nodeSelector", "tolerations", "affinity", "volumes", "schedulerName", "priorityClassName", "hostAliases",
-)  # fmt: skip
-_UNDECLARED = {"tolerations": list, "affinity": dict, "hostAliases": list}
-"""Argo's schema here says nothing of these."""
+_CONTAINER = [name for name in pod_template.CONTAINER if name not in ("image", "command", "args")]
+_OF_WORKFLOW = "imagePullSecrets"
+_SPEC = [name for name in pod_template.SPEC if name != _OF_WORKFLOW]
+_TYPES = {**pod_template.CONTAINER, **pod_template.SPEC, **pod_template.METADATA}
 
 
 def read_pod(fields: Fields, path: FieldPath) -> Pod:
@@ -22,30 +22,39 @@ def read_pod(fields: Fields, path: FieldPath) -> Pod:
         raise fields.wrong("missing: the pod needs a container", *spec, "containers")
     first = (*spec, "containers", 0)
     container = take_all(fields, "Container", _CONTAINER, first)
-    template = take_all(fields, "Template", _TEMPLATE, spec)
-    for name in template.keys() & _UNDECLARED.keys():
-        fields.take(_UNDECLARED[name], *spec, name)
-    more = take_all(fields, "PodMetadata", ("labels", "annotations"), metadata)
-    if more:
+    note_requests(fields, (*first, "resources"))
+    template = take_all(fields, "Template", _SPEC, spec)
+    if more := take_all(fields, "PodMetadata", pod_template.METADATA, metadata):
         template["metadata"] = more
-    secrets = fields.take(list, *spec, "imagePullSecrets", default=[])
     for name in ("name", "terminationMessagePath", "terminationMessagePolicy"):
         fields.skip(*first, name)
     fields.skip(*metadata, "creationTimestamp")
-    for name in _CONTAINER:
-        if not fields.has(*first, name):
-            fields.skip(*first, name)
-    if not fields.has(*spec, "securityContext") or not fields.keys(*spec, "securityContext"):
-        fields.skip(*spec, "securityContext")
     return Pod(
         fields.take(str, *first, "image"), read_command(fields, first), container, template,
-        {"imagePullSecrets": secrets} if secrets else {},
+        take_all(fields, "Spec", [_OF_WORKFLOW], spec),
     )  # fmt: skip
 
 
 def take_all(fields: Fields, holder: str, names: Iterable[str], path: FieldPath) -> dict[str, Any]:
-    """Those of the fields that are there, each as Argo's `holder` has it. Raises ConvertError."""
-    return {name: fields.take_like(holder, name, *path, name) for name in names if fields.has(*path, name)}
+    """Those of the fields that are there and not empty, each as Argo's `holder` has it. Raises ConvertError."""
+    values: dict[str, Any] = {}
+    for name in names:
+        if not fields.has(*path, name):
+            fields.skip(*path, name)
+            continue
+        if name in KINDS[holder]:
+            fields.take_like(holder, name, *path, name)
+        if value := fields.take(_TYPES[name], *path, name):
+            values[name] = value
+    return values
+
+
+def note_requests(fields: Fields, path: FieldPath) -> None:
+    """A node has one amount of each resource, its limit: a request beside another limit is noted."""
+    for name in fields.keys(*path, "requests"):
+        request, limit = (fields.text_at(*path, kind, name) for kind in ("requests", "limits"))
+        if limit and request != limit:
+            fields.note(f"{request}: no counterpart; nearest: the limit, {limit}", *path, "requests", name)
 
 
 def read_command(fields: Fields, path: FieldPath) -> tuple[str, ...]:
@@ -59,3 +68,12 @@ def _texts(fields: Fields, path: FieldPath) -> list[str]:
         if not isinstance(word, str):
             raise fields.wrong(f"{word!r} is not a string; put it in quotes", *path, number)
     return texts
+
+
+def read_slots(fields: Fields, path: FieldPath) -> int:
+    """Workers per node; 1 where it is left to the devices of the node, which is noted. Raises ConvertError."""
+    if (how := fields.text_at(*path)) in ("auto", "cpu", "gpu"):
+        fields.skip(*path)
+        fields.note(f"{how}: 1 worker a node; nearest: slots in a job spec", *path)
+        return 1
+    return fields.count(*path, default=1, least=1)

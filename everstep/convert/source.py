@@ -9,6 +9,7 @@ class Pod:
     """What a role's nodes run in."""
 
     image: str
+    """Empty: the job leaves it to what is not in its manifest."""
     command: tuple[str, ...]
     """Command and arguments of its first container."""
     container: dict[str, Any] = field(default_factory=dict)

@@ -327,3 +327,5 @@ class JobSpec(msgspec.Struct, frozen=True):
 
 LAUNCHER = "launcher"
 """The role that runs horovodrun; the others' nodes are its hosts."""
+TENSORFLOW_ROLES = ("chief", "worker", "ps", "evaluator")
+"""The tasks of TensorFlow's cluster, and the evaluator beside it."""

@@ -7,6 +7,7 @@ import msgspec
 
 from everstep.runtime.job.spec import (
     LAUNCHER,
+    TENSORFLOW_ROLES,
     CleanPodPolicy,
     EndingPolicy,
     JobSpec,
@@ -22,8 +23,6 @@ from everstep.runtime.protocol.rounds import Framework
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _ROLE = re.compile(r"[a-z][a-z0-9]{0,30}")
-
-_TENSORFLOW = ("chief", "worker", "ps", "evaluator")
 
 
 def problems(spec: JobSpec) -> list[str]:
@@ -88,8 +87,8 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
 def _of_framework(spec: JobSpec) -> Iterator[str]:
     if spec.framework is Framework.TENSORFLOW:
         for name, role in spec.roles.items():
-            if name not in _TENSORFLOW:
-                yield f"roles.{name}: framework tensorflow has the roles {', '.join(_TENSORFLOW)}"
+            if name not in TENSORFLOW_ROLES:
+                yield f"roles.{name}: framework tensorflow has the roles {', '.join(TENSORFLOW_ROLES)}"
             if role.slots != 1:
                 yield f"roles.{name}.slots: a node is one task of TensorFlow's cluster; use more nodes instead"
         if "chief" in spec.roles and spec.roles["chief"].most > 1:

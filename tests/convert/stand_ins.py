@@ -4,6 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 JOBS = Path(__file__).with_name("jobs")
+HEAD = "apiVersion: elastic.iml.github.io/v1alpha1\nkind: ElasticJob\nmetadata: {name: x}\nspec:\n"
+POD = "template: {spec: {containers: [{image: i, command: [python, t.py]}]}}"
+"""The beginning of a small ElasticJob, and a pod of it."""
 SMALL = {
     "ai_training_job": {"replicas: 3": "replicas: 2", "maxReplicas: 5": "maxReplicas: 2", "/usr/sbin/sshd && ": ""},
     "elastic_job": {

@@ -7,12 +7,12 @@ from everstep.convert.kinds import ai_training_job, elastic_job, pytorch_job, ra
 from everstep.convert.source import SourceJob
 
 KINDS: Mapping[str, tuple[tuple[str, ...], Callable[[Fields], SourceJob]]] = {
-    "ElasticJob": (("elastic.iml.github.io/",), elastic_job.read),
-    "AITrainingJob": (("kongming.cce.baidubce.com/", "kongming.cce.baiudbce.com/"), ai_training_job.read),
-    "Job": (("batch.volcano.sh/",), volcano_job.read),
-    "PyTorchJob": (("kubeflow.org/",), pytorch_job.read),
-    "TFJob": (("kubeflow.org/",), tf_job.read),
-    "TrainJob": (("trainer.kubeflow.org/",), train_job.read),
-    "RayJob": (("ray.io/",), ray_job.read),
+    "ElasticJob": (("elastic.iml.github.io/v1alpha1",), elastic_job.read),
+    "AITrainingJob": (("kongming.cce.baidubce.com/v1", "kongming.cce.baiudbce.com/v1"), ai_training_job.read),
+    "Job": (("batch.volcano.sh/v1alpha1",), volcano_job.read),
+    "PyTorchJob": (("kubeflow.org/v1",), pytorch_job.read),
+    "TFJob": (("kubeflow.org/v1",), tf_job.read),
+    "TrainJob": (("trainer.kubeflow.org/v1alpha1",), train_job.read),
+    "RayJob": (("ray.io/v1", "ray.io/v1alpha1"), ray_job.read),
 }
-"""Kind -> (the groups of its apiVersion, its reader). Baidu's own documentation spells its group in both ways."""
+"""Kind -> (its apiVersions that are known, its reader). Baidu's own documentation spells its group in both ways."""

@@ -4,11 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 from everstep.convert.field_reader import Fields, number_in
+from everstep.convert.nearest import nearest
 from everstep.convert.pods import read_pod
 from everstep.convert.source import Role, SourceJob
-from everstep.runtime.job.spec import LAUNCHER
+from everstep.runtime.job.spec import LAUNCHER, TENSORFLOW_ROLES
 from everstep.runtime.job.spec_values import USUAL_PRIORITY
 from everstep.runtime.protocol.rounds import Framework
+from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 
 _ROLE = {
     "maxReplicas": int, "restartLimit": int, "restartPolicy": str, "restartScope": str, "restartTimeLimit": int,
@@ -16,6 +18,11 @@ _ROLE = {
 }  # fmt: skip
 _DISCOVERY = "/etc/edl/discover_hosts.sh"
 """Where its discovery plugin puts the script."""
+_KEYS = (
+    "the job's keys are in $EVERSTEP_SSH: horovodrun needs --ssh-identity-file $EVERSTEP_SSH/id_ed25519, "
+    "sshd needs -f $EVERSTEP_SSH/sshd_config"
+)
+_BARRIER = "--barrier_roles="
 _JOB = {
     "completePolicy": str, "failPolicy": str, "cleanPodPolicy": str, "timeLimit": int, "schedulerName": str,
 }  # fmt: skip
@@ -29,7 +36,7 @@ def read(fields: Fields) -> SourceJob:
     tolerant = fields.take(bool, "spec", "faultTolerant", default=True)
     policies = {name: fields.take(kind, "spec", name) for name, kind in _JOB.items() if fields.has("spec", name)}
     policies |= _framework(fields, roles)
-    roles_read = [_role(fields, name) for name in roles]
+    roles_read = [_role(fields, name, roles) for name in roles]
     if not tolerant:
         roles_read = [replace(role, policies={"restartPolicy": "Never", **role.policies}) for role in roles_read]
     priority = fields.take(str, "spec", "priority", default=USUAL_PRIORITY)
@@ -38,17 +45,40 @@ def read(fields: Fields) -> SourceJob:
 
 
 def _framework(fields: Fields, roles: list[str]) -> dict[str, Any]:
-    """The job spec's frameworkType, if it needs one. A horovodrun without a launcher's role is a command like any
-    other."""
+    """The job spec's frameworkType, if it needs one. Of roles by other names, Horovod and TensorFlow are commands like
+    any other."""
     framework = fields.take(str, "spec", "frameworkType", default="")
-    if framework == Framework.HOROVOD and LAUNCHER in roles and len(roles) > 1:
-        fields.skip("spec", "plugin")  # Keys and discovery script are there.
-    elif framework != Framework.PADDLE:
-        return {}
-    return {"frameworkType": framework}
+    fits: dict[str, bool] = {
+        Framework.HOROVOD: LAUNCHER in roles and len(roles) > 1,
+        Framework.TENSORFLOW: set(roles) <= set(TENSORFLOW_ROLES),
+        Framework.PADDLE: True,
+    }
+    if fits.get(framework):
+        if framework == Framework.HOROVOD:
+            fields.skip("spec", "plugin")
+            if fields.has("spec", "plugin", "ssh"):
+                fields.note(_KEYS, "spec", "plugin", "ssh")
+        return {"frameworkType": framework}
+    if framework not in ("", Framework.PYTORCH):
+        fields.note(f"no counterpart for these roles; nearest: {nearest(('frameworkType',))}", "spec", "frameworkType")
+    return {}
 
 
-def _role(fields: Fields, name: str) -> Role:
+def _awaited(fields: Fields, path: FieldPath, roles: list[str]) -> list[str]:
+    """The roles that the only init container, Baidu's job barrier, waits for; empty if it is another one."""
+    place = (*path, "template", "spec", "initContainers")
+    if fields.length(*place) != 1:
+        return []
+    arguments = (*place, 0, "args")
+    words = [fields.text_at(*arguments, number) for number in range(fields.length(*arguments))]
+    awaited = next((word.removeprefix(_BARRIER).split(",") for word in words if word.startswith(_BARRIER)), [])
+    if not awaited or not set(awaited) <= set(roles):
+        return []
+    fields.skip(*place)
+    return awaited
+
+
+def _role(fields: Fields, name: str, roles: list[str]) -> Role:
     path = ("spec", "replicaSpecs", name)
     fields.skip(*path, "replicaType")
     nodes = fields.count(*path, "replicas", default=1, least=1)
@@ -62,6 +92,8 @@ def _role(fields: Fields, name: str) -> Role:
                 rule[key] = [part if (number := number_in(part)) is None else number for part in parts]
     if _mend_policy(policies):
         fields.note("ExitCode without a rule that names exit codes restarts nothing: Never", *path, "restartPolicy")
+    if awaited := _awaited(fields, path, roles):
+        policies["waitsFor"] = awaited
     least = fields.count(*path, "minReplicas", default=nodes)
     pod = read_pod(fields, (*path, "template"))
     command = tuple(word.replace(_DISCOVERY, "$EVERSTEP_DISCOVERY_SCRIPT") for word in pod.command)

@@ -5,12 +5,13 @@ from dataclasses import replace
 from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod
 from everstep.convert.source import Role, SourceJob
+from everstep.runtime.job.spec import TENSORFLOW_ROLES
 
-TASKS = ("chief", "worker", "ps", "evaluator")
 ENDLESS = ("ps", "evaluator")
 """Roles whose commands serve until the others have finished."""
 STRATEGIES = ("AllreduceStrategy", "ParameterServerStrategy")
 MASTER = "dlrover-master"
+SINGLE = "single-job"
 
 
 def read(fields: Fields) -> SourceJob:
@@ -20,19 +21,25 @@ def read(fields: Fields) -> SourceJob:
         raise fields.wrong(
             f"{strategy} is not supported; use {' or '.join(STRATEGIES)}", "spec", "distributionStrategy"
         )
-    fields.skip("spec", "optimizeMode")
+    if fields.take(str, "spec", "optimizeMode", default=SINGLE) != SINGLE:
+        fields.note(f"no counterpart; nearest: {SINGLE}, each job by itself", "spec", "optimizeMode")
     names = [name for name in fields.keys("spec", "replicaSpecs") if name != MASTER]
     if not names:
         raise fields.wrong("missing: at least one role, such as worker", "spec", "replicaSpecs")
-    counts = [
-        fields.count("spec", "replicaSpecs", name, spelling)
+    paths = [
+        ("spec", "replicaSpecs", name, spelling)
         for name in names
         for spelling in ("restartCount", "restartCounts")
         if fields.has("spec", "replicaSpecs", name, spelling)
     ]
+    counts = [fields.count(*path) for path in paths]
+    for path, count in zip(paths, counts, strict=True):
+        if count < max(counts):
+            fields.note(f"no counterpart; nearest: --max-relaunches {max(counts)}, that of every role", *path)
     roles = tuple(_role(fields, name) for name in names)
     # DLRover gives the roles of this strategy TF_CONFIG.
-    policies = {"frameworkType": "tensorflow"} if strategy == STRATEGIES[1] and set(names) <= set(TASKS) else {}
+    has_tasks = strategy == STRATEGIES[1] and set(names) <= set(TENSORFLOW_ROLES)
+    policies = {"frameworkType": "tensorflow"} if has_tasks else {}
     if policies:
         servers = {"policies": {"completePolicy": "None"}}
         roles = tuple(replace(role, **servers) if role.name in ENDLESS else role for role in roles)

@@ -2,7 +2,8 @@
 they become one role, whose first node is rank 0."""
 
 from everstep.convert.field_reader import Fields
-from everstep.convert.pods import read_pod
+from everstep.convert.pods import read_pod, read_slots
+from everstep.convert.restarts import read_restarts
 from everstep.convert.source import Role, SourceJob
 
 _REPLICAS, _ELASTIC, _RUN = ("spec", "pytorchReplicaSpecs"), ("spec", "elasticPolicy"), ("spec", "runPolicy")
@@ -20,8 +21,11 @@ def read(fields: Fields) -> SourceJob:
     least = fields.count(*_ELASTIC, "min", default=nodes, most=nodes)
     least = fields.count(*_ELASTIC, "minReplicas", default=least, most=nodes)
     pods = {name: read_pod(fields, (*_REPLICAS, name, "template")) for name in names}
+    restarts = {name: read_restarts(fields, (*_REPLICAS, name), "OnFailure") for name in names}
+    of_all = "Worker" if "Worker" in names else "Master"
     for name in names:
-        fields.skip(*_REPLICAS, name, "restartPolicy")
+        if (pods[name], restarts[name]) != (pods[of_all], restarts[of_all]):
+            fields.note(f"differs from {of_all}'s: no counterpart; nearest: {of_all}'s for all", *_REPLICAS, name)
     policy = fields.take(str, *_RUN, "cleanPodPolicy", default="")
     policies = {"cleanPodPolicy": policy} if policy else {}
     arguments: dict[str, object] = {}
@@ -30,15 +34,6 @@ def read(fields: Fields) -> SourceJob:
             arguments[argument] = fields.count(*path)
     for name in ("rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId"):
         fields.skip(*_ELASTIC, name)
-    slots = fields.count(*_ELASTIC, "nProcPerNode", default=_slots(fields))
-    role = Role("worker", nodes, least, pods.get("Worker") or pods["Master"], slots)
+    slots_path = (*_ELASTIC, "nProcPerNode") if fields.has(*_ELASTIC, "nProcPerNode") else ("spec", "nprocPerNode")
+    role = Role("worker", nodes, least, pods[of_all], read_slots(fields, slots_path), restarts[of_all])
     return SourceJob(fields.take(str, "metadata", "name"), (role,), arguments, policies)
-
-
-def _slots(fields: Fields) -> int:
-    """Workers per node; 1 where it is left to the devices of the node."""
-    path = ("spec", "nprocPerNode")
-    if fields.text_at(*path) in ("auto", "cpu", "gpu"):
-        fields.skip(*path)
-        return 1
-    return fields.count(*path, default=1, least=1)

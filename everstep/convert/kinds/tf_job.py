@@ -4,22 +4,14 @@ After its documentation: a job has succeeded when its chief has, without a chief
 successPolicy AllWorkers when all workers have.
 """
 
-from typing import Any
-
 from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod
+from everstep.convert.restarts import read_restarts
 from everstep.convert.source import Role, SourceJob
 
 _REPLICAS, _RUN = ("spec", "tfReplicaSpecs"), ("spec", "runPolicy")
 _ROLES = {"Chief": "chief", "Master": "chief", "Worker": "worker", "PS": "ps", "Evaluator": "evaluator"}
 ALL = "AllWorkers"
-
-
-_EXIT_CODE = {
-    "restartPolicy": "OnNodeFailWithExitCode",
-    "faultTolerantPolicy": [{"exitCodes": "128-255", "restartPolicy": "Always"}],
-}
-"""Its ExitCode: codes from 128 on are retried, those below are the program's own."""
 
 
 def read(fields: Fields) -> SourceJob:
@@ -47,7 +39,5 @@ def read(fields: Fields) -> SourceJob:
 def _role(fields: Fields, name: str, ends: str) -> Role:
     path = (*_REPLICAS, name)
     nodes = fields.count(*path, "replicas", default=1, least=1)
-    policy = fields.take(str, *path, "restartPolicy", default="Never")
-    restarts: dict[str, Any] = _EXIT_CODE if policy == "ExitCode" else {"restartPolicy": policy}
-    policies = {"completePolicy": ends, **restarts}
+    policies = {"completePolicy": ends, **read_restarts(fields, path, "Never")}
     return Role(_ROLES[name], nodes, nodes, read_pod(fields, (*path, "template")), policies=policies)

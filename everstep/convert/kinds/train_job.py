@@ -1,7 +1,7 @@
 """Kubeflow Trainer's TrainJob (trainer.kubeflow.org/v1alpha1), as far as it does not leave things to its runtime."""
 
 from everstep.convert.field_reader import Fields
-from everstep.convert.pods import read_command, take_all
+from everstep.convert.pods import note_requests, read_command, read_slots, take_all
 from everstep.convert.source import Pod, Role, SourceJob
 
 _TRAINER = ("spec", "trainer")
@@ -13,8 +13,7 @@ def read(fields: Fields) -> SourceJob:
     container = take_all(fields, "Container", ("env",), _TRAINER)
     if fields.has(*_TRAINER, "resourcesPerNode"):
         container["resources"] = fields.take_like("Container", "resources", *_TRAINER, "resourcesPerNode")
-    if not fields.has(*_TRAINER, "image"):
-        raise fields.wrong("missing: the runtime's image is not known here; name it", *_TRAINER, "image")
-    pod = Pod(fields.take(str, *_TRAINER, "image"), read_command(fields, _TRAINER), container)
-    slots = fields.count(*_TRAINER, "numProcPerNode", default=1, least=1)
+        note_requests(fields, (*_TRAINER, "resourcesPerNode"))
+    pod = Pod(fields.take(str, *_TRAINER, "image", default=""), read_command(fields, _TRAINER), container)
+    slots = read_slots(fields, (*_TRAINER, "numProcPerNode"))
     return SourceJob(fields.take(str, "metadata", "name"), (Role("worker", nodes, nodes, pod, slots),))

@@ -11,7 +11,8 @@ def read(fields: Fields) -> SourceJob:
     if not count:
         raise fields.wrong("missing: at least one task", "spec", "tasks")
     total = sum(fields.count("spec", "tasks", number, "replicas", default=1) for number in range(count))
-    fields.skip("spec", "schedulerName")
+    if fields.text_at("spec", "schedulerName") == "volcano":  # As --gang volcano has it.
+        fields.skip("spec", "schedulerName")
     arguments: dict[str, object] = {"gang": "volcano"}
     if fields.has("spec", "queue"):
         arguments["queue"] = fields.take(str, "spec", "queue")
@@ -19,8 +20,7 @@ def read(fields: Fields) -> SourceJob:
         arguments["priority_class"] = fields.take(str, "spec", "priorityClassName")
     if fields.has("spec", "maxRetry"):
         arguments["max_restarts"] = fields.count("spec", "maxRetry")
-    for plugin in ("svc", "ssh", "pytorch", "env"):
-        fields.skip("spec", "plugins", plugin)
+    fields.skip("spec", "plugins", "pytorch")
     spare = total - fields.count("spec", "minAvailable", default=total, most=total)
     roles = tuple(_role(fields, number, spare if number == count - 1 else 0) for number in range(count))
     return SourceJob(fields.take(str, "metadata", "name"), roles, arguments)
@@ -32,4 +32,6 @@ def _role(fields: Fields, number: int, spare: int) -> Role:
     nodes = fields.count(*path, "replicas", default=1, least=1)
     pod = read_pod(fields, (*path, "template"))
     name = fields.take(str, *path, "name", default=f"worker{number or ''}")
-    return Role(name, nodes, fields.count(*path, "minAvailable", default=max(1, nodes - spare), most=nodes), pod)
+    least = fields.count(*path, "minAvailable", default=max(1, nodes - spare), most=nodes)
+    others = fields.take(list, *path, "dependsOn", "name", default=[])
+    return Role(name, nodes, least, pod, policies={"waitsFor": others} if others else {})

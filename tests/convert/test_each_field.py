@@ -1,0 +1,122 @@
+"""Each field of another system's job is carried under the name that it has here, or listed with the nearest."""
+
+from typing import Any
+
+import pytest
+
+from everstep.convert import ConvertError, convert
+from tests.convert.stand_ins import HEAD, JOBS, POD
+
+
+def noted(text: str, image: str = "") -> str:
+    """Everything that is said of it."""
+    return "\n".join(convert(text, "f", image).notes)
+
+
+def test_what_a_job_spec_has_is_carried_and_not_called_without_counterpart() -> None:
+    security, dns = "securityContext: {runAsUser: 1000}", "dnsPolicy: Default, dnsConfig: {nameservers: [10.0.0.1]}"
+    pod = POD.replace("spec: {", f"spec: {{{security}, {dns}, runtimeClassName: nvidia, ").replace(
+        "image: i,", "image: i, securityContext: {privileged: true},"
+    )
+    text = f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}"
+    template = convert(text, "f").arguments["job_spec"]["replicaSpecs"]["worker"]["template"]["spec"]
+    assert template == {
+        "securityContext": {"runAsUser": 1000}, "dnsPolicy": "Default", "dnsConfig": {"nameservers": ["10.0.0.1"]},
+        "runtimeClassName": "nvidia", "containers": [{"securityContext": {"privileged": True}}],
+    }  # fmt: skip
+    assert "no counterpart" not in noted(text)
+
+
+def test_a_job_barrier_is_what_its_role_waits_for_and_another_container_is_listed() -> None:
+    text = (JOBS / "ai_training_job.yaml").read_text()
+    assert convert(text, "f").arguments["job_spec"]["replicaSpecs"]["launcher"]["waitsFor"] == ["trainer"]
+    assert "initContainers" not in noted(text)
+    assert "launcher.template.spec.initContainers" in noted(text.replace("--barrier_roles=trainer", "--barrier=all"))
+    assert "launcher.template.spec.initContainers" in noted(
+        text.replace("--barrier_roles=trainer", "--barrier_roles=a")
+    )
+
+
+def test_an_ssh_plugins_keys_are_told_of_and_a_framework_without_its_roles_is_listed() -> None:
+    text = (JOBS / "ai_training_job.yaml").read_text()
+    assert "spec.plugin.ssh: the job's keys are in $EVERSTEP_SSH" in noted(text)
+    other = text.replace("frameworkType: horovod", "frameworkType: tensorflow")
+    assert "spec.frameworkType: no counterpart for these roles" in noted(other)
+    named = (
+        other.replace("    launcher:", "    chief:")
+        .replace("    trainer:", "    worker:")
+        .replace("--barrier_roles=trainer", "--barrier_roles=worker")
+    )
+    assert convert(named, "f").arguments["job_spec"]["frameworkType"] == "tensorflow"
+
+
+def test_volcanos_tasks_wait_for_those_that_they_depend_on_and_its_plugins_are_listed() -> None:
+    text = (JOBS / "volcano_job.yaml").read_text()
+    tasks = "  tasks:\n  - {name: first, template: {spec: {containers: [{image: i, command: [python, a.py]}]}}}\n"
+    more = text.replace("  tasks:\n", tasks).replace(
+        "name: nginx\n", "name: nginx\n    dependsOn: {name: [first]}\n", 1
+    )
+    assert convert(more, "f").arguments["job_spec"]["replicaSpecs"]["nginx"]["waitsFor"] == ["first"]
+    assert "spec.plugins.svc: no counterpart; nearest: not needed" in noted(text)
+    assert "spec.plugins.pytorch" not in noted(text)
+    assert "spec.schedulerName" not in noted(text)
+    assert "spec.schedulerName: no counterpart" in noted(text.replace("schedulerName: volcano", "schedulerName: mine"))
+
+
+def test_an_elastic_jobs_namespace_mode_and_lesser_restart_counts_are_listed() -> None:
+    roles = f"{{worker: {{restartCount: 2, {POD}}}, evaluator: {{restartCount: 5, {POD}}}}}"
+    text = HEAD.replace("{name: x}", "{name: x, namespace: n}") + f"  optimizeMode: cluster\n  replicaSpecs: {roles}"
+    assert convert(text, "f").arguments["max_relaunches"] == 5
+    said = noted(text)
+    assert "metadata.namespace: no counterpart; nearest: -n of kubectl" in said
+    assert "f:5: spec.optimizeMode: no counterpart; nearest: single-job" in said
+    assert "f:6: spec.replicaSpecs.worker.restartCount: no counterpart; nearest: --max-relaunches 5" in said
+    assert "evaluator.restartCount" not in said
+
+
+@pytest.mark.parametrize(
+    ("policy", "policies"),
+    [
+        ("OnFailure", {}), ("Always", {}), ("Never", {"restartPolicy": "Never"}),
+        ("ExitCode", {"restartPolicy": "OnNodeFailWithExitCode",
+                      "faultTolerantPolicy": [{"exitCodes": "128-255", "restartPolicy": "Always"}]}),
+    ],
+)  # fmt: skip
+def test_a_pytorchjobs_restart_policy_is_its_roles(policy: str, policies: dict[str, Any]) -> None:
+    text = (JOBS / "pytorch_job.yaml").read_text().replace("restartPolicy: OnFailure", f"restartPolicy: {policy}")
+    (role,) = convert(text, "f").arguments["job_spec"]["replicaSpecs"].values()
+    assert {name: role[name] for name in ("restartPolicy", "faultTolerantPolicy") if name in role} == policies
+    with pytest.raises(ConvertError, match=r"f:\d+: spec\.pytorchReplicaSpecs\.Worker\.restartPolicy: Now is not"):
+        convert(text.replace(f"restartPolicy: {policy}", "restartPolicy: Now"), "f")
+
+
+def test_a_master_that_differs_from_the_workers_is_listed() -> None:
+    text = (JOBS / "pytorch_job.yaml").read_text()
+    worker = text[text.index("    Worker:\n") :]
+    master = worker.replace("Worker:", "Master:").replace("replicas: 10", "replicas: 1")
+    assert "pytorchReplicaSpecs.Master" not in noted(text + master)
+    differing = text + master.replace("--epochs=10", "--epochs=1")
+    assert "spec.pytorchReplicaSpecs.Master: differs from Worker's: no counterpart" in noted(differing)
+
+
+def test_a_request_beside_another_limit_is_listed() -> None:
+    pod = POD.replace("image: i,", "image: i, resources: {requests: {cpu: 2, memory: 1Gi}, limits: {cpu: 4}},")
+    text = f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}"
+    resources = convert(text, "f").arguments["job_spec"]["replicaSpecs"]["worker"]["resources"]
+    assert resources == {"cpu": 4, "memory": "1Gi"}
+    assert "resources.requests.cpu: 2: no counterpart; nearest: the limit, 4" in noted(text)
+    assert "requests.memory" not in noted(text)
+
+
+def test_a_trainjob_may_leave_its_image_to_the_flag_and_its_workers_to_the_devices() -> None:
+    text = (JOBS / "train_job.yaml").read_text()
+    without = text.replace("    image: registry.example/mnist:1\n", "").replace(
+        "numProcPerNode: 2", "numProcPerNode: gpu"
+    )
+    with pytest.raises(ConvertError, match=r"f:4: spec: no image: .*--image"):
+        convert(without, "f")
+    conversion = convert(without, "f", "mine:1")
+    assert conversion.pod.image == "mine:1"
+    assert conversion.arguments["job_spec"]["replicaSpecs"]["worker"]["slots"] == 1
+    assert "spec.trainer.numProcPerNode: gpu: 1 worker a node" in noted(without, "mine:1")
+    assert "it must have Everstep" not in noted(without, "mine:1")

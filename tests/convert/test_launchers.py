@@ -1,0 +1,69 @@
+"""Which commands start a script, and what a worker runs of the others."""
+
+import json
+import shlex
+
+import pytest
+
+from everstep.convert import convert
+from everstep.convert.launcher import parse_launch
+from everstep.steps.train.script import COMMAND
+from tests.convert.stand_ins import HEAD, POD
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "flags"),
+    [
+        (["torchrun", "--nproc-per-node=2", "a.py", "x"], "a.py", {"nproc_per_node": "2"}),
+        (["python3", "-u", "a.py"], "a.py", {}),
+        (["python", "-m", "torch.distributed.run", "--nnodes", "1:2", "a.py"], "a.py", {"nnodes": "1:2"}),
+        (["sh", "-c", "cd /w && A=1 B=2 torchrun --standalone a.py"], "a.py", {"standalone": "true"}),
+        (["bash", "-lc", "dlrover-run --nnodes=3:$WORKER_NUM \\\n a.py"], "a.py", {"nnodes": "3:4"}),
+    ],
+)  # fmt: skip
+def test_lines_that_start_a_script(command: list[str], script: str, flags: dict[str, str]) -> None:
+    launch = parse_launch(command, {"WORKER_NUM": "4"})
+    assert launch
+    assert (launch.script, launch.flags) == (script, flags)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["nginx"], ["sleep", "infinity"], ["python", "-m", "trainer"], ["sh", "-c", "python a.py | tee log"],
+     ["sh", "-c", "python 'a.py"], ["python", "-c", "pass", "a.py"], ["horovodrun", "-np", "3", "python", "a.py"]],
+)  # fmt: skip
+def test_lines_that_are_run_as_they_are(command: list[str]) -> None:
+    assert parse_launch(command, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "program"),
+    [
+        (["torchrun", "--nnodes=2", "-m", "pkg.train", "--lr", "1"], ("python", "-m", "pkg.train", "--lr", "1")),
+        (["python", "-m", "torch.distributed.run", "--module", "--nnodes", "2", "pkg"], ("python", "-m", "pkg")),
+        (["torchrun", "--nnodes=2", "--no-python", "./train", "a"], ("./train", "a")),
+        (["torchrun", "--nnodes=2", "train"], ("python", "train")),
+    ],
+)  # fmt: skip
+def test_a_launchers_module_or_program_is_what_each_worker_runs(command: list[str], program: tuple[str, ...]) -> None:
+    launch = parse_launch(command, {})
+    assert launch
+    assert (launch.program, launch.script, launch.flags) == (program, "", {"nnodes": "2"})
+    text = f"{HEAD}  replicaSpecs: {{worker: {{replicas: 3, {POD.replace('[python, t.py]', json.dumps(command))}}}}}"
+    arguments = convert(text, "f").arguments
+    assert (arguments["script"], arguments["nodes"]) == (COMMAND, 2)
+    assert json.loads(*shlex.split(arguments["script_args"])) == {"worker": shlex.join(program)}
+
+
+def test_no_worker_starts_a_launcher_where_roles_have_each_their_own() -> None:
+    chief, worker = (POD.replace("[python, t.py]", f"[torchrun, --max-restarts=2, {name}.py]") for name in "ab")
+    conversion = convert(f"{HEAD}  replicaSpecs: {{chief: {{{chief}}}, worker: {{{worker}}}}}", "f")
+    commands = json.loads(*shlex.split(conversion.arguments["script_args"]))
+    assert commands == {"chief": "python a.py", "worker": "python b.py"}
+    assert conversion.arguments["max_restarts"] == 2
+
+
+def test_what_the_shell_does_before_the_launcher_is_known() -> None:
+    launch = parse_launch(["sh", "-c", "cd /w && A=1 B=2 torchrun a.py"], {})
+    assert launch
+    assert launch.before == "cd /w && A=1 && B=2"
