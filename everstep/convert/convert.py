@@ -21,7 +21,6 @@ from everstep.steps.train.script import COMMAND
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 """A DNS subdomain."""
 _NO_COMMAND = "it has no command, and its image's own is not known here"
-_IGNORED = (("apiVersion",), ("kind",), ("status",))
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,7 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     versions, read = KINDS[kind]
     if version not in versions:
         raise fields.wrong(f"{version} is not known for {kind}; known is {' or '.join(versions)}", "apiVersion")
-    for path in _IGNORED:
-        fields.skip(*path)
+    fields.skip(dict, "status")
     job = take_gang(read(fields), file, fields.notes)
     if not _NAME.fullmatch(job.name):
         raise fields.wrong(

@@ -77,8 +77,11 @@ class Fields:
             raise self.wrong(f"{value} is more than the {most} that there are", *path)
         return value
 
-    def skip(self, *path: str | int) -> None:
-        """The field says what holds anyway: it needs no mention."""
+    def skip(self, kind: type, *path: str | int) -> None:
+        """The field, if it is there, says what holds anyway: it needs no mention. Raises ConvertError if it is of
+        another type."""
+        if self.has(*path):
+            self.take(kind, *path)
         self._read.add(path)
 
     def keys(self, *path: str | int) -> list[str]:

@@ -27,8 +27,8 @@ def read_pod(fields: Fields, path: FieldPath) -> Pod:
     if more := take_all(fields, "PodMetadata", pod_template.METADATA, metadata):
         template["metadata"] = more
     for name in ("name", "terminationMessagePath", "terminationMessagePolicy"):
-        fields.skip(*first, name)
-    fields.skip(*metadata, "creationTimestamp")
+        fields.skip(str, *first, name)
+    fields.skip(str, *metadata, "creationTimestamp")
     return Pod(
         fields.take(str, *first, "image"), read_command(fields, first), container, template,
         take_all(fields, "Spec", [_OF_WORKFLOW], spec),
@@ -40,7 +40,7 @@ def take_all(fields: Fields, holder: str, names: Iterable[str], path: FieldPath)
     values: dict[str, Any] = {}
     for name in names:
         if not fields.has(*path, name):
-            fields.skip(*path, name)
+            fields.skip(object, *path, name)
             continue
         if name in KINDS[holder]:
             fields.take_like(holder, name, *path, name)
@@ -59,10 +59,11 @@ def note_requests(fields: Fields, path: FieldPath) -> None:
 
 def read_command(fields: Fields, path: FieldPath) -> tuple[str, ...]:
     """`command` and `args` of the container at `path`. Raises ConvertError."""
-    return (*_texts(fields, (*path, "command")), *_texts(fields, (*path, "args")))
+    return (*read_texts(fields, (*path, "command")), *read_texts(fields, (*path, "args")))
 
 
-def _texts(fields: Fields, path: FieldPath) -> list[str]:
+def read_texts(fields: Fields, path: FieldPath) -> list[str]:
+    """The strings of a list; none if it is not there. Raises ConvertError."""
     texts: list[Any] = fields.take(list, *path, default=[])
     for number, word in enumerate(texts):
         if not isinstance(word, str):
@@ -73,7 +74,7 @@ def _texts(fields: Fields, path: FieldPath) -> list[str]:
 def read_slots(fields: Fields, path: FieldPath) -> int:
     """Workers per node; 1 where it is left to the devices of the node, which is noted. Raises ConvertError."""
     if (how := fields.text_at(*path)) in ("auto", "cpu", "gpu"):
-        fields.skip(*path)
+        fields.skip(str, *path)
         fields.note(f"{how}: 1 worker a node; nearest: slots in a job spec", *path)
         return 1
     return fields.count(*path, default=1, least=1)

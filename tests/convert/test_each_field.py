@@ -1,11 +1,60 @@
 """Each field of another system's job is carried under the name that it has here, or listed with the nearest."""
 
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from everstep.convert import ConvertError, convert
+from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 from tests.convert.stand_ins import HEAD, JOBS, POD
+
+
+def fields_of(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
+    """Everything in it, with its place."""
+    each = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in each:
+        yield (*path, name), inner
+        yield from fields_of(inner, (*path, name))
+
+
+def with_value(job: Any, path: FieldPath, value: Any) -> Any:
+    """A copy of the job, with another value there."""
+    changed = copy.deepcopy(job)
+    *outer, last = path
+    place = changed
+    for name in outer:
+        place = place[name]
+    place[last] = value
+    return changed
+
+
+def names_it(line: str, path: FieldPath) -> bool:
+    """Whether the line begins with the field's place, or with that of a field around it."""
+    texts = ["".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path[:end]).lstrip(".")
+             for end in range(1, len(path) + 1)]  # fmt: skip
+    return any(re.match(rf"f:\d+: {re.escape(text)}: ", line) for text in texts)
+
+
+def said_of(text: str) -> tuple[str, ...]:
+    """The notes, or why it is refused."""
+    try:
+        return convert(text, "f").notes
+    except ConvertError as error:
+        return (str(error),)
+
+
+@pytest.mark.parametrize("job", sorted(JOBS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_field_of_a_wrong_type_is_named_with_its_line(job: Path) -> None:
+    whole = yaml.safe_load(job.read_text())
+    for path, value in fields_of(whole):
+        for wrong in ("text" if isinstance(value, dict) else {"a": 1}, [] if isinstance(value, str | int) else 7):
+            said = said_of(yaml.safe_dump(with_value(whole, path, wrong), sort_keys=False))
+            assert any(names_it(line, path) for line in said), (path, wrong, said)
 
 
 def noted(text: str, image: str = "") -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from everstep.convert.field_reader import Fields, number_in
 from everstep.convert.nearest import nearest
-from everstep.convert.pods import read_pod
+from everstep.convert.pods import read_pod, read_texts
 from everstep.convert.source import Role, SourceJob
 from everstep.runtime.job.spec import LAUNCHER, TENSORFLOW_ROLES
 from everstep.runtime.job.spec_values import USUAL_PRIORITY
@@ -55,7 +55,8 @@ def _framework(fields: Fields, roles: list[str]) -> dict[str, Any]:
     }
     if fits.get(framework):
         if framework == Framework.HOROVOD:
-            fields.skip("spec", "plugin")
+            for name in fields.keys("spec", "plugin"):
+                read_texts(fields, ("spec", "plugin", name))
             if fields.has("spec", "plugin", "ssh"):
                 fields.note(_KEYS, "spec", "plugin", "ssh")
         return {"frameworkType": framework}
@@ -74,13 +75,13 @@ def _awaited(fields: Fields, path: FieldPath, roles: list[str]) -> list[str]:
     awaited = next((word.removeprefix(_BARRIER).split(",") for word in words if word.startswith(_BARRIER)), [])
     if not awaited or not set(awaited) <= set(roles):
         return []
-    fields.skip(*place)
+    fields.take_like("Template", "initContainers", *place)
     return awaited
 
 
 def _role(fields: Fields, name: str, roles: list[str]) -> Role:
     path = ("spec", "replicaSpecs", name)
-    fields.skip(*path, "replicaType")
+    fields.skip(str, *path, "replicaType")
     nodes = fields.count(*path, "replicas", default=1, least=1)
     policies: dict[str, Any] = {
         key: fields.take(kind, *path, key) for key, kind in _ROLE.items() if fields.has(*path, key)

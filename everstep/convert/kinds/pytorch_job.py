@@ -32,8 +32,8 @@ def read(fields: Fields) -> SourceJob:
     for path, argument in (((*_ELASTIC, "maxRestarts"), "max_restarts"), ((*_RUN, "backoffLimit"), "max_relaunches")):
         if fields.has(*path):
             arguments[argument] = fields.count(*path)
-    for name in ("rdzvBackend", "rdzvPort", "rdzvHost", "rdzvId"):
-        fields.skip(*_ELASTIC, name)
+    for name, kind in (("rdzvBackend", str), ("rdzvPort", int), ("rdzvHost", str), ("rdzvId", str)):
+        fields.skip(kind, *_ELASTIC, name)
     slots_path = (*_ELASTIC, "nProcPerNode") if fields.has(*_ELASTIC, "nProcPerNode") else ("spec", "nprocPerNode")
     role = Role("worker", nodes, least, pods[of_all], read_slots(fields, slots_path), restarts[of_all])
     return SourceJob(fields.take(str, "metadata", "name"), (role,), arguments, policies)

@@ -1,7 +1,7 @@
 """Volcano's Job (batch.volcano.sh/v1alpha1)."""
 
 from everstep.convert.field_reader import Fields
-from everstep.convert.pods import read_pod
+from everstep.convert.pods import read_pod, read_texts
 from everstep.convert.source import Role, SourceJob
 
 
@@ -12,7 +12,7 @@ def read(fields: Fields) -> SourceJob:
         raise fields.wrong("missing: at least one task", "spec", "tasks")
     total = sum(fields.count("spec", "tasks", number, "replicas", default=1) for number in range(count))
     if fields.text_at("spec", "schedulerName") == "volcano":  # As --gang volcano has it.
-        fields.skip("spec", "schedulerName")
+        fields.skip(str, "spec", "schedulerName")
     arguments: dict[str, object] = {"gang": "volcano"}
     if fields.has("spec", "queue"):
         arguments["queue"] = fields.take(str, "spec", "queue")
@@ -20,7 +20,8 @@ def read(fields: Fields) -> SourceJob:
         arguments["priority_class"] = fields.take(str, "spec", "priorityClassName")
     if fields.has("spec", "maxRetry"):
         arguments["max_restarts"] = fields.count("spec", "maxRetry")
-    fields.skip("spec", "plugins", "pytorch")
+    if "pytorch" in fields.keys("spec", "plugins"):  # Its variables are there.
+        read_texts(fields, ("spec", "plugins", "pytorch"))
     spare = total - fields.count("spec", "minAvailable", default=total, most=total)
     roles = tuple(_role(fields, number, spare if number == count - 1 else 0) for number in range(count))
     return SourceJob(fields.take(str, "metadata", "name"), roles, arguments)
