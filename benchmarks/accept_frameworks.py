@@ -29,6 +29,9 @@ DATA = {
         f"{LOADER}::whatever_worlds", f"{LOADER}::iterable_dataset", "tests/data/test_shares.py",
     ),
     "data: 3 -> 4 -> 3 and 200 random kills": (f"{LOADER}::200_random_kills",),
+    "data: kill -9 of workers, and loss of nodes, between 3 and 4 ranks while workers read ahead": (
+        "tests/survival/test_own_datasets.py",
+    ),
     "data: worker processes and prefetch; objects like Hugging Face datasets": (f"{LOADER}::read_ahead",),
     "data: the packages datasets, webdataset and torchdata through 200 random kills": (
         "tests/frameworks/test_data_packages.py",
@@ -75,6 +78,7 @@ TRAINERS = {
     "Megatron-core: a worker killed with tensor parallel 2, the same weights and loss": (
         f"{OWN}::a_framework_goes_on::megatron",
     ),
+    "Megatron-core: a lost node's part of the model comes from a peer's memory": (f"{OWN}::peers_memory",),
     "DeepSpeed: ZeRO 1, 2 and 3 on CPUs, killed once, the same state and loss": (
         f"{RELEASED}/test_deepspeed.py::an_engine_goes_on_bit_for_bit",
     ),

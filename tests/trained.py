@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from everstep.runtime.protocol.holdings import Tier
+from everstep.runtime.report import read_job
+from everstep.runtime.store import open_store
 from tests.harness import ROOT, TrainStep, tensors
 
 Start = Callable[..., TrainStep]
@@ -74,3 +77,10 @@ def train_twice(
 def reasons(step: TrainStep) -> list[str]:
     """Why each broken round broke."""
     return [record["reason"] for record in step.records() if record["kind"] == "RoundBroken"]
+
+
+def tiers_restored(training: TrainStep) -> list[set[Tier]]:
+    """By the report: from which tiers the ranks of each later round had their state."""
+    (job,) = training.jobs()
+    report = read_job(open_store(str(training.store), read_only=True), job)
+    return [set(state.ranks) for state in report.jobs[job].states_restored]

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import kill, wait_until
-from tests.trained import Start, own_script, reasons, train_twice
+from everstep.runtime.protocol.holdings import Tier
+from tests.harness import kill, tensors, wait_until
+from tests.trained import Start, own_script, reasons, tiers_restored, train_twice
 
 
 def test_a_network_in_a_loop_of_its_own_goes_on_where_it_was(trained: Start) -> None:
@@ -57,3 +58,21 @@ FRAMEWORK_SCRIPTS = {
 @pytest.mark.parametrize("name", FRAMEWORK_SCRIPTS)
 def test_a_framework_goes_on_where_it_was(trained: Start, name: str) -> None:
     train_twice(trained, *FRAMEWORK_SCRIPTS[name])
+
+
+@pytest.mark.long
+def test_a_lost_nodes_part_of_a_megatron_model_comes_from_a_peers_memory(trained: Start) -> None:
+    flags = own_script("with_megatron.py", iterations="20", **{"script-args": "--tensor-parallel 2"})
+    calm = trained("calm", flags=flags)
+    assert calm.finish() == 0, calm.last_words()
+    step = trained(flags=flags, faults="checkpoint.after_commit,iteration=11,node=worker-1-0=stop")
+    wait_until(lambda: step.fired_points() or step.over(), "the node's worker has stopped")
+    kill(step.agents()[1])
+    assert step.finish() == 0, step.last_words()
+    assert step.fired_points() == ["checkpoint.after_commit"]
+    assert [record["node"] for record in step.records() if record["kind"] == "NodeLost"] == ["worker-1-0"]
+    assert len(reasons(step)) == 1
+    assert tiers_restored(step) == [{Tier.MEMORY, Tier.PEER}]
+    (_, second) = [record["round"] for record in step.records() if record["kind"] == "RoundFormed"]
+    assert second["restore"]["iteration"] >= 10
+    assert tensors(step.checkpoint()) == tensors(calm.checkpoint())

@@ -9,9 +9,8 @@ import psutil
 import pytest
 
 from everstep.runtime.protocol.holdings import Tier
-from everstep.runtime.report import read_job
-from everstep.runtime.store import open_store
 from tests.harness import ROUNDS, TrainStep, kill, tensors, wait_until
+from tests.trained import tiers_restored
 
 LONG = pytest.mark.long
 WORKER_POINTS = [
@@ -53,13 +52,6 @@ def assert_went_on(training: TrainStep) -> None:
     formed = [record["round"] for record in records if record["kind"] == "RoundFormed"]
     begins = {round_["number"]: (round_["restore"] or {"iteration": 0})["iteration"] for round_ in formed}
     assert all(begins[number + 1] >= reached - 1 for number, reached in broken.items()), (broken, begins)
-
-
-def tiers_restored(training: TrainStep) -> list[set[Tier]]:
-    """By the report: from which tiers the ranks of each later round had their state."""
-    (job,) = training.jobs()
-    report = read_job(open_store(str(training.store), read_only=True), job)
-    return [set(state.ranks) for state in report.jobs[job].states_restored]
 
 
 @pytest.mark.long
