@@ -32,11 +32,29 @@ SMALL = {
 """What of each is made smaller, or is not on this machine."""
 SCRIPTS = ("train.py", "imagenet.py", "mnist.py", "trainer.py", "bench.py")
 SCRIPT = """
-import os, time
-print("ran", os.environ["ROLE_NAME"], "rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
-if os.environ["ROLE_NAME"] == "ps":
+import os, socket, time
+role, rank, size = os.environ["ROLE_NAME"], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+print("ran", role, "rank", rank, "of", size, flush=True)
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+if role == "launcher":
+    pass
+elif rank == 0:
+    with socket.create_server(("", address[1])) as server:
+        others = [server.accept()[0] for _ in range(size - 1)]
+    for other in others:
+        other.sendall(b".")
+else:
+    while True:
+        try:
+            with socket.create_connection(address) as first:
+                first.recv(1)
+            break
+        except OSError:
+            time.sleep(0.1)
+if role == "ps":
     time.sleep(600)
 """
+"""The ranks wait for each other, as in a training: a job ends with its chief and workers, however late its ps is."""
 RANKS = {"ai_training_job": 1, "parameter_servers": 4, "tf_job": 4}
 """So many ranks run the script; else 2."""
 
