@@ -1,7 +1,9 @@
 """Each field of another system's job is carried under the name that it has here, or listed with the nearest."""
 
 import copy
+import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,8 @@ def test_a_job_barrier_is_what_its_role_waits_for_and_another_container_is_liste
 def test_an_ssh_plugins_keys_are_told_of_and_a_framework_without_its_roles_is_listed() -> None:
     text = (JOBS / "ai_training_job.yaml").read_text()
     assert "spec.plugin.ssh: the job's keys are in $EVERSTEP_SSH" in noted(text)
+    commands = json.loads(*shlex.split(convert(text, "f").arguments["script_args"]))
+    assert {command.partition(" /bin/bash")[0] for command in commands.values()} == {"python -m everstep.keep_running"}
     other = text.replace("frameworkType: horovod", "frameworkType: tensorflow")
     assert "spec.frameworkType: no counterpart for these roles" in noted(other)
     named = (

@@ -6,7 +6,7 @@ from typing import Any
 from everstep.convert.field_reader import Fields, number_in
 from everstep.convert.nearest import nearest
 from everstep.convert.pods import read_pod, read_texts
-from everstep.convert.source import Role, SourceJob
+from everstep.convert.source import Pod, Role, SourceJob
 from everstep.runtime.job.spec import LAUNCHER, TENSORFLOW_ROLES
 from everstep.runtime.job.spec_values import USUAL_PRIORITY
 from everstep.runtime.protocol.rounds import Framework
@@ -22,6 +22,7 @@ _KEYS = (
     "the job's keys are in $EVERSTEP_SSH: horovodrun needs --ssh-identity-file $EVERSTEP_SSH/id_ed25519, "
     "sshd needs -f $EVERSTEP_SSH/sshd_config"
 )
+_KEEP_RUNNING = ("python", "-m", "everstep.keep_running")
 _BARRIER = "--barrier_roles="
 _JOB = {
     "completePolicy": str, "failPolicy": str, "cleanPodPolicy": str, "timeLimit": int, "schedulerName": str,
@@ -37,6 +38,8 @@ def read(fields: Fields) -> SourceJob:
     policies = {name: fields.take(kind, "spec", name) for name, kind in _JOB.items() if fields.has("spec", name)}
     policies |= _framework(fields, roles)
     roles_read = [_role(fields, name, roles) for name in roles]
+    if policies.get("frameworkType") == Framework.HOROVOD:
+        roles_read = [replace(role, pod=_outliving_rounds(role.pod)) for role in roles_read]
     if not tolerant:
         roles_read = [replace(role, policies={"restartPolicy": "Never", **role.policies}) for role in roles_read]
     priority = fields.take(str, "spec", "priority", default=USUAL_PRIORITY)
@@ -63,6 +66,11 @@ def _framework(fields: Fields, roles: list[str]) -> dict[str, Any]:
     if framework not in ("", Framework.PYTORCH):
         fields.note(f"no counterpart for these roles; nearest: {nearest(('frameworkType',))}", "spec", "frameworkType")
     return {}
+
+
+def _outliving_rounds(pod: Pod) -> Pod:
+    """With a command that goes on when nodes come and go: launcher and servers of ssh look for themselves."""
+    return replace(pod, command=(*_KEEP_RUNNING, *pod.command)) if pod.command else pod
 
 
 def _awaited(fields: Fields, path: FieldPath, roles: list[str]) -> list[str]:
