@@ -70,7 +70,8 @@ def test_a_lost_nodes_part_of_a_megatron_model_comes_from_a_peers_memory(trained
     kill(step.agents()[1])
     assert step.finish() == 0, step.last_words()
     assert step.fired_points() == ["checkpoint.after_commit"]
-    assert [record["node"] for record in step.records() if record["kind"] == "NodeLost"] == ["worker-1-0"]
+    judged = [(record["node"], record["reason"]) for record in step.records() if record["kind"] == "FaultJudged"]
+    assert judged == [("worker-1-0", "node lost")]
     assert len(reasons(step)) == 1
     assert tiers_restored(step) == [{Tier.MEMORY, Tier.PEER}]
     (_, second) = [record["round"] for record in step.records() if record["kind"] == "RoundFormed"]
