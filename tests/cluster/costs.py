@@ -29,11 +29,12 @@ fault, every sample has been applied exactly once.
 The seconds are the longest time from the fault, or from the end of an iteration after it, to the end of the next new
 one, until both pods train again. Only iterations that had already been reported count as done again; a machine without
 power cannot report its last half second, and with the step's own machine up to 5 s of reports are lost. A pod that is
-asked to end leaves when its replacement is ready. The next round leaves a silent machine out, because nodes that stand
-still ask each other; it counts as lost after 30 s (`patience.silence` of the job). When the step's own machine is lost,
-a node stands in for the step. Kubernetes takes the machine for silent after {silent_s} s (usually {usually_s} s). Then
-`everstep status` names the command that removes the step's pod; the test gives it, and Argo retries the step, which
-replaces the lost node.
+asked to end leaves when its replacement is ready. The other one of a pod that ran out of memory waits up to 10 s for
+its replacement (`replacementWait`), where pods start as fast. The next round leaves a silent machine out, because nodes
+that stand still ask each other; it counts as lost after 30 s (`patience.silence` of the job). When the step's own
+machine is lost, a node stands in for the step. Kubernetes takes the machine for silent after {silent_s} s (usually
+{usually_s} s). Then `everstep status` names the command that removes the step's pod; the test gives it, and Argo
+retries the step, which replaces the lost node.
 
 Two figures are the median and the worst. The load is the machine's over 1 minute, tests included.
 Measured on {days}.
