@@ -191,10 +191,11 @@ class MasterClient:
         """Ask for a data shard; None if the long poll ended without one."""
         return await self._post("shard", message, ShardLease, REPORT_TIMEOUT_S)
 
-    async def report_persisted(self, message: Persisted) -> str:
-        """Report a persisted shard; returns the key of the checkpoint's manifest, empty until it is committed."""
+    async def report_persisted(self, message: Persisted) -> str | None:
+        """Report a persisted shard; returns the key of the checkpoint's manifest, empty until it is committed; None: it
+        never will be, as newer ones are there."""
         ack = await self._post("persisted", message, Ack, REPORT_TIMEOUT_S)
-        return ack.committed if ack else ""
+        return None if ack and ack.is_overtaken else ack.committed if ack else ""
 
     async def report_evidence(self, message: Evidence) -> bool:
         """Report the digests of a state; returns whether it is certified by now."""

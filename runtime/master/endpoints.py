@@ -196,12 +196,13 @@ class Endpoints:
         self._brain.feed(ShardStored(report))
         await self._brain.wait_until_durable()
 
-        def manifest_key(state: State) -> str:
+        def is_settled(state: State) -> bool:
             checkpoint = state.checkpoints.get(place)
-            return checkpoint.manifest if checkpoint else ""
+            return checkpoint is None or bool(checkpoint.manifest)
 
-        await self._brain.wait_until(key, lambda state: bool(manifest_key(state)), COMMIT_POLL_S)
-        return await self._ack(manifest_key(self._brain.state))
+        await self._brain.wait_until(key, is_settled, COMMIT_POLL_S)
+        checkpoint, epoch = self._brain.state.checkpoints.get(place), self._brain.state.epoch
+        return _json_reply(Ack(epoch, checkpoint.manifest) if checkpoint else Ack(epoch, is_overtaken=True))
 
     async def _post_evidence(self, read: Read) -> Reply:
         evidence = request_validation.parse_message(Evidence, await read())
@@ -261,10 +262,10 @@ class Endpoints:
         self._brain.feed(ScaleRequested(scale.role, scale.nodes))
         return await self._ack()
 
-    async def _ack(self, manifest_key: str = "") -> Reply:
+    async def _ack(self) -> Reply:
         """Reply once the report is in the journal."""
         await self._brain.wait_until_durable()
-        return _json_reply(Ack(self._brain.state.epoch, manifest_key))
+        return _json_reply(Ack(self._brain.state.epoch))
 
     def _get_round(self, number: str) -> Reply:
         """The newest round's membership; encoded once for all agents."""

@@ -197,7 +197,8 @@ class JournaledBrain:
         before, self.state = self.state, state
         changed_names = state.nodes.changed_names(before.nodes)
         if state.checkpoints is not before.checkpoints:
-            changed_names += [checkpoint_folder(self.spec.job, place) for place in state.checkpoints]
+            places = {*before.checkpoints, *state.checkpoints}
+            changed_names += [checkpoint_folder(self.spec.job, place) for place in places]
         if state.certified != before.certified or state.phase is not before.phase:
             changed_names.append(EVIDENCE)
         if state.queues is not before.queues:

@@ -292,5 +292,7 @@ class Ack(msgspec.Struct, frozen=True):
     committed: str = ""
     """For Persisted: the key of the checkpoint's manifest, once it is visible. While other shards are missing, the
     answer waits some seconds and may then be empty: post the same message again to go on waiting."""
+    is_overtaken: bool = False
+    """For Persisted: the checkpoint was deleted, as newer ones are there; it will not be committed."""
     is_certified: bool = False
     """For Evidence: the state is certified."""

@@ -224,7 +224,7 @@ class Shell:
     async def finish(self, node: str, round_: int) -> Reply:
         return await self.ask("finished", Finished(node, round_))
 
-    async def persist(self, node: str, round_: int, iteration: int) -> Reply:
+    async def persist(self, node: str, round_: int, iteration: int, shards: int = 1) -> Reply:
         key = f"jobs/{self.spec.job}/checkpoints/{round_:06d}-{iteration:09d}/rank-00000.safetensors"
-        holding = Holding(round_, iteration, size=1, key=key, digest="d" * 32)
+        holding = Holding(round_, iteration, shards=shards, size=1, key=key, digest="d" * 32)
         return await self.ask("persisted", Persisted(node, holding))

@@ -211,6 +211,29 @@ def test_a_late_shard_does_not_commit_what_was_taken_for_debris(caplog: pytest.L
     assert not [key for key in store.objects if "000004/manifest" in key]
 
 
+def test_who_reports_a_shard_of_a_checkpoint_that_newer_ones_have_replaced_is_told_so_at_once() -> None:
+    store = TroubledStore()
+    shell = Shell(replace(SPEC, keep_last=1), store)
+
+    async def story() -> None:
+        await shell.open()
+        await _two_seats(shell)
+        store.objects["jobs/j/checkpoints/000001-000000004/rank-00000.safetensors"] = b"x"
+        waiting = asyncio.create_task(shell.persist(NODES[0], 1, 4, shards=2))
+        await passes(0.1)
+        store.objects["jobs/j/checkpoints/000001-000000005/rank-00000.safetensors"] = b"x"
+        await shell.persist(NODES[0], 1, 5)
+        began = asyncio.get_running_loop().time()
+        late = await shell.persist(NODES[1], 1, 4, shards=2)
+        for reply in (await waiting, late):
+            assert msgspec.json.decode(reply.body, type=Ack).is_overtaken
+        assert asyncio.get_running_loop().time() - began < 1
+        assert shell.brain.state.forgotten == (1, 4)
+        await shell.close()
+
+    in_virtual_time(store, story)
+
+
 def test_nothing_is_shown_before_it_is_durable() -> None:
     store = TroubledStore()
     shell = Shell(SPEC, store)
