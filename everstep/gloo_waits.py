@@ -13,9 +13,8 @@ otherwise, no buffer is recognized, nothing is called, and the agent ends the pr
 import ctypes
 import os
 import struct
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -27,14 +26,10 @@ _BUFFER_BYTES = 512
 _WORD = struct.Struct("@Q")
 _ERROR_BYTES = 16
 _MESSAGE = b"gloo: the connection ended within a message"
-_LOOK_S = 0.01
-"""Between two looks while groups are released: gloo's own word needs some milliseconds."""
-_one_at_a_time = threading.Lock()
-"""A buffer is gone soon after it was told."""
 
 
 class GlooWaits:
-    """The waits of this process. Used after the connections of its groups were shut down, or nobody waits for them."""
+    """The waits of this process. Used by one thread, after the connections of its groups were shut down."""
 
     def __init__(self) -> None:
         self._before = set[tuple[str, str]]()
@@ -42,35 +37,15 @@ class GlooWaits:
 
     def end_forgotten(self) -> int:
         """Let each wait raise RuntimeError that was there at the last call, too. Returns how many."""
-        with _one_at_a_time:
-            asleep = set(_sleeping_threads())
-            stayed, self._before = asleep & self._before, asleep
-            if not stayed or (gloo := _Gloo.find()) is None:
-                return 0
-            around = (gloo.buffer_around(_first_argument(call)) for _, call in stayed)
-            buffers = {buffer for buffer in around if buffer is not None}
-            for buffer in buffers:
-                gloo.signal(buffer)
-            return len(buffers)
-
-
-@contextmanager
-def ending_forgotten_waits() -> Iterator[None]:
-    """Within the block, groups are released that nobody uses any more. A collective that the script began and did not
-    wait for may be one that gloo has forgotten, and torch joins its thread."""
-    released, waits = threading.Event(), GlooWaits()
-
-    def end_waits() -> None:
-        while not released.wait(_LOOK_S):
-            waits.end_forgotten()
-
-    thread = threading.Thread(target=end_waits, name="everstep-waits", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        released.set()
-        thread.join()
+        asleep = set(_sleeping_threads())
+        stayed, self._before = asleep & self._before, asleep
+        if not stayed or (gloo := _Gloo.find()) is None:
+            return 0
+        around = (gloo.buffer_around(_first_argument(call)) for _, call in stayed)
+        buffers = {buffer for buffer in around if buffer is not None}
+        for buffer in buffers:
+            gloo.signal(buffer)
+        return len(buffers)
 
 
 class _Gloo:

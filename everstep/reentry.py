@@ -31,7 +31,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from everstep.gloo_waits import GlooWaits, ending_forgotten_waits
+from everstep.gloo_waits import GlooWaits
 from everstep.group_sockets import GroupSockets
 from everstep.kept_values import KeptValues
 from everstep.process_group import leave
@@ -157,10 +157,9 @@ class _Rounds:
 
     def _release_round(self) -> None:
         """Release what the round has made, its groups last."""
-        with ending_forgotten_waits():
-            _reset_accelerate()
-            gc.collect()
-            leave()
+        _reset_accelerate()
+        gc.collect()
+        leave()
         sys.excepthook = self._excepthook  # torch puts its own around it whenever it joins a group, to name the rank.
         self._releases += 1
         if self._releases == 1:

@@ -1,5 +1,4 @@
-"""Rank 0 waits for the end of a message of which the half is sent when rank 1 dies, or releases its group while torch's
-own thread waits for that: `send|receive|release DONE_FILE`."""
+"""Rank 0 waits for the end of a message of which the half is sent when rank 1 dies: `send|receive DONE_FILE`."""
 
 import os
 import signal
@@ -12,7 +11,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from everstep.gloo_waits import GlooWaits, ending_forgotten_waits
+from everstep.gloo_waits import GlooWaits
 
 TIMEOUT_S = 60.0
 TENSOR = torch.ones(1 << 25)
@@ -21,13 +20,9 @@ WORD = torch.tensor(os.getpid())
 """Whoever has it has also read what was said before."""
 
 
-def be_sent_a_half(collective: bool) -> None:
-    """Stop before the message comes; what is not waited for is not sent."""
-    if collective:
-        dist.broadcast(TENSOR, 0, async_op=True)
-        time.sleep(0.5)  # Torch's thread begins it.
-    else:
-        dist.irecv(TENSOR, 0)
+def be_sent_a_half() -> None:
+    """Stop before the message comes."""
+    dist.irecv(TENSOR, 0)
     dist.send(WORD, 0, tag=1)
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -39,32 +34,15 @@ def send_a_half() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def stopped_peer() -> psutil.Process:
-    """Rank 1, once it takes no more than its kernel does."""
+def begin_sending() -> dist.Work | None:
+    """To a rank that takes no more than its kernel does, and dies."""
     dist.recv(WORD, 1, tag=1)
     peer = psutil.Process(int(WORD))
     while peer.status() != psutil.STATUS_STOPPED:
         time.sleep(0.01)
-    return peer
-
-
-def begin_sending() -> dist.Work | None:
-    """To a rank that takes no more than its kernel does, and dies."""
-    peer = stopped_peer()
     work = dist.isend(TENSOR, 1)
     peer.kill()
     return work
-
-
-def release_group() -> None:
-    """While torch's thread is in a collective with a rank that takes no more, and dies."""
-    peer = stopped_peer()
-    dist.broadcast(TENSOR, 0, async_op=True)
-    time.sleep(0.5)
-    peer.kill()
-    time.sleep(0.5)
-    with ending_forgotten_waits():
-        dist.destroy_process_group()
 
 
 def begin_receiving() -> dist.Work | None:
@@ -80,11 +58,7 @@ def main() -> None:
     threading.Timer(TIMEOUT_S, lambda: os._exit(9)).start()
     dist.init_process_group("gloo")
     if os.environ["RANK"] == "1":
-        send_a_half() if direction == "receive" else be_sent_a_half(direction == "release")
-    if direction == "release":
-        release_group()
-        done_path.write_text("released")
-        os._exit(0)
+        (be_sent_a_half if direction == "send" else send_a_half)()
     work = (begin_sending if direction == "send" else begin_receiving)()
     assert work is not None
     ended = 0
