@@ -116,6 +116,11 @@ class MasterClient:
         self._next_lookup = 0.0
 
     @property
+    def netloc(self) -> str:
+        """HOST:PORT of the master, as far as known."""
+        return self._address
+
+    @property
     def address(self) -> tuple[str, int]:
         """Host and port of the master, as far as known."""
         host, _, port = self._address.rpartition(":")
@@ -195,7 +200,9 @@ class MasterClient:
         """Report a persisted shard; returns the key of the checkpoint's manifest, empty until it is committed; None: it
         never will be, as newer ones are there."""
         ack = await self._post("persisted", message, Ack, REPORT_TIMEOUT_S)
-        return None if ack and ack.is_overtaken else ack.committed if ack else ""
+        if ack is None:
+            return ""
+        return None if ack.is_overtaken else ack.committed
 
     async def report_evidence(self, message: Evidence) -> bool:
         """Report the digests of a state; returns whether it is certified by now."""

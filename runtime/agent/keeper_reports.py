@@ -74,9 +74,10 @@ class KeeperReports:
         """Report until the checkpoint is committed, and tell the keeper so; or until it is overtaken."""
         for _ in range(_COMMIT_TRIES):
             manifest = await self._client.report_persisted(Persisted(self._node, holding))
+            if manifest is None:
+                return
             if manifest:
                 await self._run_in_thread(self.keeper.note_commit, holding, manifest)
-            if manifest or manifest is None:
                 return
             await asyncio.sleep(_COMMIT_PAUSE_S)
         self._say(f"the checkpoint of iteration {holding.iteration} was not committed: other shards are missing")

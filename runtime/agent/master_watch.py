@@ -75,7 +75,7 @@ class MasterWatch:
 
     async def _wait_for_turn(self, silent_since: float) -> None:
         """Make the next master when it is this node's turn, unless one answers or the workers go on before."""
-        is_refused = await self._questions.is_refused(self._address)
+        is_refused = await self._questions.is_refused(self._client.netloc)
         answer = asyncio.create_task(self._wait_for_answer())
         try:
             while self._is_missed and not answer.done():
@@ -101,7 +101,8 @@ class MasterWatch:
         """Whether a master of the job can be reached, by this node or another; True if this agent did not run while it
         asked, which proves nothing."""
         began = self._loop.time()
-        is_heard = await self._questions.is_heard(Neighbour(MASTER_NAME, self._address), self._neighbours.answering)
+        master = Neighbour(MASTER_NAME, self._client.netloc)
+        is_heard = await self._questions.is_heard(master, self._neighbours.answering)
         if is_heard or self._loop.time() - began >= SILENT_S + AWAY_S:
             return True
         return await self._client.look_for_master()
@@ -118,11 +119,6 @@ class MasterWatch:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
         await asyncio.sleep(ALONE_S)
-
-    @property
-    def _address(self) -> str:
-        host, port = self._client.address
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     @property
     def _turn(self) -> int:

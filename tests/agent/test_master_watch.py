@@ -76,9 +76,8 @@ class Client:
         return now - self._answered_at
 
     @property
-    def address(self) -> tuple[str, int]:
-        host, _, port = self.known.rpartition(":")
-        return host, int(port)
+    def netloc(self) -> str:
+        return self.known
 
     async def look_for_master(self) -> bool:
         await passes(0.01)

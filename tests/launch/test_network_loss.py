@@ -20,32 +20,34 @@ PATIENT = "--rdzv-conf=last_call_timeout=2"
 """A node is lost after 30 s of silence."""
 
 
+def trains(nodes: Nodes, world: int, after: int) -> int:
+    """Wait for a round later than `after`; its number."""
+    folder = nodes.launcher.folder
+    until(lambda: sampled.later_round(folder, world, after), nodes.stderr_text)
+    return sampled.later_round(folder, world, after)
+
+
 def test_a_node_whose_network_is_lost_is_done_without_and_comes_back(launcher: Launcher, network: Network) -> None:
     folder = launcher.folder
     dataset = sampled.make_dataset(folder)
     (folder / "train.py").write_text(sampled.script())
     nodes = Nodes(launcher, free_port(random.Random()), network.address(0), (dataset,))
 
-    def trains(world: int, after: int) -> int:
-        """Wait for a round later than `after`; its number."""
-        until(lambda: sampled.later_round(folder, world, after), nodes.stderr_text)
-        return sampled.later_round(folder, world, after)
-
     for number, name in enumerate("ab"):
         more = {"EVERSTEP_JOB_TOKEN": "of both", "GLOO_SOCKET_IFNAME": f"ever{number}", "OMP_NUM_THREADS": "1"}
         nodes.start(name, PATIENT, nodes="1:2", within=network.enter(number), **more)
-    first = trains(2, 0)
+    first = trains(nodes, 2, 0)
     begun = sampled.worlds(folder)  # On a busy machine the first one did not wait for the second.
     assert network.reaches(nodes.port)
 
     network.wire("down")
     assert not network.reaches(nodes.port), "the fault fired"
-    alone = trains(1, first)
+    alone = trains(nodes, 1, first)
     assert "NodeSuspected" in nodes.kinds(), "it was not waited for until it counted as lost"
     until(lambda: "does not answer" in launcher.text("b", "err"), nodes.stderr_text)
 
     network.wire("up")
-    trains(2, alone)
+    trains(nodes, 2, alone)
     assert [outcome.code for outcome in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
     nodes.wait_until_gone()
     sampled.assert_applied_once(folder, dataset, [*begun, 1, 2])
@@ -65,29 +67,24 @@ def test_the_machine_of_the_master_loses_its_power_and_another_node_makes_the_ne
         shared = ("--store", "store", "--rdzv-id=mine", PATIENT)
         return psutil.Process(nodes.start(name, *shared, nodes="1:2", within=network.enter(number), **more))
 
-    def trains(world: int, after: int) -> int:
-        """Wait for a round later than `after`; its number."""
-        until(lambda: sampled.later_round(folder, world, after), nodes.stderr_text)
-        return sampled.later_round(folder, world, after)
-
     host = start("a", 0)
     until(nodes.masters, nodes.stderr_text)
     start("b", 1)
-    first = trains(2, 0)
+    first = trains(nodes, 2, 0)
     begun = sampled.worlds(folder)
     lost = [host, *host.children(recursive=True), psutil.Process(nodes.master())]
     network.wire("down")  # Nobody hears how they end.
     for process in lost:
         process.kill()
     psutil.wait_procs(lost)
-    alone = trains(1, first)
+    alone = trains(nodes, 1, first)
     assert not any(process.is_running() for process in lost), "the fault fired"
     assert "this node starts the next one" in launcher.text("b", "err")
     assert "NodeSuspected" in nodes.kinds(), "it was not waited for until it counted as lost"
 
     network.wire("up")
     start("c", 0)
-    trains(2, alone)
+    trains(nodes, 2, alone)
     assert [outcome.code for outcome in nodes.finish("b", "c")] == [0, 0], nodes.stderr_text()
     nodes.wait_until_gone()
     sampled.assert_applied_once(folder, dataset, [*begun, 1, 2])
@@ -100,24 +97,19 @@ def test_a_frozen_node_is_done_without_comes_back_and_is_not_given_up(launcher: 
     (folder / "train.py").write_text(sampled.script())
     nodes = Nodes(launcher, free_port(random.Random()), arguments=(dataset,))
 
-    def trains(world: int, after: int) -> int:
-        """Wait for a round later than `after`; its number."""
-        until(lambda: sampled.later_round(folder, world, after), nodes.stderr_text)
-        return sampled.later_round(folder, world, after)
-
     nodes.start("a", PATIENT, OMP_NUM_THREADS="1")
     until(nodes.masters, nodes.stderr_text)  # The one that stays hosts the master.
     frozen = psutil.Process(nodes.start("b", PATIENT, OMP_NUM_THREADS="1"))
-    first = trains(2, 0)
+    first = trains(nodes, 2, 0)
     begun = sampled.worlds(folder)
     processes = [frozen, *frozen.children(recursive=True)]
     for process in processes:
         os.kill(process.pid, signal.SIGSTOP)
-    alone = trains(1, first)
+    alone = trains(nodes, 1, first)
     assert frozen.status() == psutil.STATUS_STOPPED, "the fault fired"
     for process in processes:
         os.kill(process.pid, signal.SIGCONT)
-    trains(2, alone)
+    trains(nodes, 2, alone)
     kinds = nodes.kinds()
     assert kinds.count("NodeSuspected") == 1
     assert "NodeLost" not in kinds
