@@ -29,7 +29,8 @@ _MESSAGE = b"gloo: the connection ended within a message"
 
 
 class GlooWaits:
-    """The waits of this process. Used by one thread, after the connections of its groups were shut down."""
+    """The waits of this process. Used by one thread, after gloo has seen the end of all connections (`GroupSockets`): a
+    thread that it calls back meanwhile would free the buffer."""
 
     def __init__(self) -> None:
         self._before = set[tuple[str, str]]()

@@ -6,15 +6,20 @@ the waits that gloo forgets (`gloo_waits`).
 """
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from everstep.runtime.watch.group_making import surround_group_making
+
+_WATCHED = re.compile(r"^tfd:.* ino:([0-9a-f]+)", re.M)
+"""A file in an epoll set, in /proc/self/fdinfo."""
 
 
 class GroupSockets:
@@ -22,7 +27,7 @@ class GroupSockets:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._inodes = set[str]()
+        self._inodes, self._cut = set[str](), set[str]()
         self._present: set[str] | None = None
         """Those that were there before the group that is being made."""
 
@@ -50,14 +55,22 @@ class GroupSockets:
         with self._lock:
             inodes_to_cut, present = set(self._inodes), self._present
         for inode, file in _sockets().items():
-            if inode in inodes_to_cut or (present is not None and inode not in present):
-                _shut_down(inode, file)
+            belongs_to_group = inode in inodes_to_cut or (present is not None and inode not in present)
+            if belongs_to_group and _shut_down(inode, file):
+                self._cut.add(inode)
         _abort_groups()
+
+    def cut_is_seen(self) -> bool:
+        """Whether gloo has seen the end of all that was cut. A thread of its own tells who waits for a connection, then
+        takes it out of the epoll set and closes it (`Pair::signalException`), and may come late. Called where `cut` is.
+        """
+        return self._cut.isdisjoint(_watched_sockets())
 
     def forget(self) -> None:
         """The groups are gone."""
         with self._lock:
             self._inodes.clear()
+            self._cut.clear()
 
 
 def _sockets() -> dict[str, int]:
@@ -70,15 +83,28 @@ def _sockets() -> dict[str, int]:
     return targets
 
 
-def _shut_down(inode: str, file: int) -> None:
-    """Shut a TCP connection down, if the descriptor is still that socket's: another thread may have closed it, and the
-    next round's connection has its number then. A listener is left: gloo ends the process when its own fails."""
+def _watched_sockets() -> Iterator[str]:
+    """The sockets in this process's epoll sets: names of inodes."""
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
+                for inode in _WATCHED.findall(Path(f"/proc/self/fdinfo/{name}").read_text()):
+                    yield f"socket:[{int(inode, 16)}]"
+
+
+def _shut_down(inode: str, file: int) -> bool:
+    """Shut a TCP connection down, if the descriptor is still that socket's: another thread may have closed it, and
+    another has its number then. A listener is left: gloo ends the process when its own fails. Returns whether it is
+    down, perhaps by the peer's end."""
     with suppress(OSError), socket.socket(fileno=os.dup(file)) as duplicate:
         if f"socket:[{os.fstat(duplicate.fileno()).st_ino}]" != inode:
-            return
+            return False
         is_tcp = duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM
         if is_tcp and not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            duplicate.shutdown(socket.SHUT_RDWR)
+            with suppress(OSError):
+                duplicate.shutdown(socket.SHUT_RDWR)
+            return True
+    return False
 
 
 def _abort_groups() -> None:

@@ -111,7 +111,7 @@ class _Rounds:
         """Is the main thread in the script's function?"""
         self._raised_at = -_RAISE_AGAIN_S
         self._over, self._cut, self._left = threading.Event(), threading.Event(), threading.Event()
-        """Of the present round: the agent has said that it is over; its sockets are cut; the main thread has left."""
+        """Of the present round: the agent has said that it is over; its sockets are cut; nothing of it is left."""
         self._seats: queue.SimpleQueue[tuple[NextRound, list[int]] | None] = queue.SimpleQueue()
         self._excepthook = sys.excepthook
         self.sockets.watch_new_groups()
@@ -145,15 +145,17 @@ class _Rounds:
         self._link.send(rehearsed)
 
     def leave(self) -> None:
-        """Say that the round is left, and release what belongs to it."""
-        self._left.set()
+        """Release what belongs to the round, and say that it is left.
+
+        In this order: releasing a group joins torch's threads, and one may be stuck in a collective that the script
+        began and did not wait for. The agent ends a worker that does not say Left."""
         if self._over.is_set():
-            self._cut.wait()  # Otherwise it might cut sockets of the next round that have the same numbers.
+            self._cut.wait()  # Groups are not aborted and released at the same time.
         end_round()
-        # Only now: the answer may be the next round, which clears `_cut`.
-        self._link.send(Left(self._round))
         self._release_round()
         self.sockets.forget()
+        self._left.set()
+        self._link.send(Left(self._round))
 
     def _release_round(self) -> None:
         """Release what the round has made, its groups last."""
@@ -203,8 +205,10 @@ class _Rounds:
                     waits = GlooWaits()
                     while not self._left.is_set():
                         # First: a main thread that is called back then raises before it uses an unfinished result.
-                        signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
-                        waits.end_forgotten()
+                        if self._inside:
+                            signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
+                        if self.sockets.cut_is_seen():
+                            waits.end_forgotten()
                         self._left.wait(_KNOCK_EVERY_S)
                 case NextRound(round_):
                     for event in (round_ends, self._over, self._cut, self._left):

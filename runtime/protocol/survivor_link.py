@@ -54,7 +54,7 @@ class RoundEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):
-    """The worker writes no slot and uses no connection of this round any more; it waits for NextRound."""
+    """The worker writes no slot of this round any more, and has released its groups; it waits for NextRound."""
 
     round: int
 

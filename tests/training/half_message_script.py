@@ -1,10 +1,12 @@
-"""Rank 0 waits for the end of a message of which the half is sent when rank 1 dies: `send|receive DONE_FILE`."""
+"""Rank 0 waits for the end of a message of which the half is sent when rank 1 dies, or releases its group while torch's
+own thread waits for that: `send|receive|release DONE_FILE`."""
 
 import os
 import signal
 import sys
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
@@ -12,17 +14,25 @@ import torch
 import torch.distributed as dist
 
 from everstep.gloo_waits import GlooWaits
+from everstep.group_sockets import GroupSockets
+from everstep.process_group import join
 
 TIMEOUT_S = 60.0
 TENSOR = torch.ones(1 << 25)
 """Far more than the kernel takes at once."""
 WORD = torch.tensor(os.getpid())
 """Whoever has it has also read what was said before."""
+BEGUN_S = 0.5
+"""Until torch's thread has begun a collective, surely enough."""
 
 
-def be_sent_a_half() -> None:
-    """Stop before the message comes."""
-    dist.irecv(TENSOR, 0)
+def be_sent_a_half(collective: bool) -> None:
+    """Stop before the message comes; what is not waited for is not sent."""
+    if collective:
+        dist.broadcast(TENSOR, 0, async_op=True)
+        time.sleep(BEGUN_S)
+    else:
+        dist.irecv(TENSOR, 0)
     dist.send(WORD, 0, tag=1)
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -34,13 +44,17 @@ def send_a_half() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def begin_sending() -> dist.Work | None:
+def begin_sending(collective: bool) -> dist.Work | None:
     """To a rank that takes no more than its kernel does, and dies."""
     dist.recv(WORD, 1, tag=1)
     peer = psutil.Process(int(WORD))
     while peer.status() != psutil.STATUS_STOPPED:
         time.sleep(0.01)
-    work = dist.isend(TENSOR, 1)
+    if collective:
+        work = dist.broadcast(TENSOR, 0, async_op=True)
+        time.sleep(BEGUN_S)
+    else:
+        work = dist.isend(TENSOR, 1)
     peer.kill()
     return work
 
@@ -56,25 +70,32 @@ def main() -> None:
     """Write how many waits had to be ended, and what was raised."""
     direction, done_path = sys.argv[1], Path(sys.argv[2])
     threading.Timer(TIMEOUT_S, lambda: os._exit(9)).start()
-    dist.init_process_group("gloo")
-    if os.environ["RANK"] == "1":
-        (be_sent_a_half if direction == "send" else send_a_half)()
-    work = (begin_sending if direction == "send" else begin_receiving)()
+    sockets = GroupSockets()
+    rank = int(os.environ["RANK"])
+    join(rank, "gloo", timedelta(seconds=2 * TIMEOUT_S), sockets)
+    if rank == 1:
+        send_a_half() if direction == "receive" else be_sent_a_half(direction == "release")
+    work = begin_receiving() if direction == "receive" else begin_sending(direction == "release")
     assert work is not None
     ended = 0
 
     def end_waits() -> None:
         nonlocal ended
         waits = GlooWaits()
-        time.sleep(0.5)  # gloo itself tells within some milliseconds.
+        sockets.cut()
         while not ended:
-            ended = waits.end_forgotten()
-            time.sleep(0.02)
+            if sockets.cut_is_seen():
+                ended = waits.end_forgotten()
+            time.sleep(0.001)
 
     thread = threading.Thread(target=end_waits, daemon=True)
     thread.start()
     try:
-        work.wait()
+        if direction == "release":
+            del work
+            dist.destroy_process_group()
+        else:
+            work.wait()
         raised = "nothing"
     except RuntimeError as error:
         raised = str(error)

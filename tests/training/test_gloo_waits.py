@@ -13,9 +13,11 @@ from tests.forks import Forks
 
 SCRIPT = Path(__file__).with_name("half_message_script.py")
 
+ENDED = "gloo: the connection ended within a message"
 
-@pytest.mark.parametrize("direction", ["send", "receive"])
-def test_a_wait_that_gloo_has_forgotten_is_ended(tmp_path: Path, forks: Forks, direction: str) -> None:
+
+@pytest.mark.parametrize(("direction", "raised"), [("send", ENDED), ("receive", ENDED), ("release", "nothing")])
+def test_a_wait_that_gloo_has_forgotten_is_ended(tmp_path: Path, forks: Forks, direction: str, raised: str) -> None:
     done_path, places = tmp_path / "done", {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     places["MASTER_PORT"] = str(free_port(random.Random()))
     numbers = [
@@ -23,7 +25,7 @@ def test_a_wait_that_gloo_has_forgotten_is_ended(tmp_path: Path, forks: Forks, d
         for rank in range(2)
     ]
     assert [forks.wait(number) for number in numbers] == [0, -9], (tmp_path / "0.err").read_text()
-    assert done_path.read_text() == "1 gloo: the connection ended within a message"
+    assert done_path.read_text() == f"1 {raised}"
 
 
 def test_waits_of_others_go_on() -> None:
