@@ -27,7 +27,6 @@ from everstep.runtime.agent.last_state import LastState
 from everstep.runtime.agent.master_dialogue import MasterDialogue, fault_message
 from everstep.runtime.agent.master_watch import MasterWatch
 from everstep.runtime.agent.neighbours import NeighbourWatch, Questions
-from everstep.runtime.agent.oom import OomCounter, own_counter_path
 from everstep.runtime.agent.pace_watch import PaceWatch
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
@@ -48,6 +47,7 @@ from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME
 from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
 from everstep.runtime.system.kernel_log import KernelLog
+from everstep.runtime.system.oom import OomCounter, own_counter_path
 from everstep.runtime.watch.board import read_board
 from everstep.runtime.watch.board_fields import Board
 

@@ -10,22 +10,30 @@ import random
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
-from everstep.runtime.chaos import clock, victims
+from everstep.runtime.chaos import clock, load, victims
 from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError
+from everstep.runtime.system.oom import own_counter_path
 
-KINDS = (Kind.CRASH, Kind.FORK_SERVER, Kind.SLOW, Kind.CPU, Kind.CLOCK)
+KINDS = (Kind.CRASH, Kind.FORK_SERVER, Kind.SLOW, Kind.CPU, Kind.CLOCK, Kind.MEMORY)
+"""What it sees the effect of. OOM and FAULTY may end its own container: the job's journal shows their effect."""
 _AGENT = "everstep.runtime.agent"
+_START_S = 10.0
+"""A container's first process runs within this time."""
 
 
 def find_agent() -> int:
-    """The pid of the node's agent. Raises NotFiredError."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if _AGENT in process.cmdline():
-                return process.pid
+    """The pid of the node's agent, which may just have been started. Raises NotFiredError."""
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if _AGENT in process.cmdline():
+                    return process.pid
+        time.sleep(0.1)
     raise NotFiredError("no agent runs in this pod")
 
 
@@ -38,15 +46,33 @@ async def inject(fault: Fault, agent: int) -> FiredFault:
         if why := clock.refusal():
             raise NotFiredError(why)
         return FiredFault(fault.kind, "", moment, await victims.set_clock(agent, fault))
+    if fault.kind is Kind.FAULTY:
+        return FiredFault(
+            fault.kind, "", moment, f"{await victims.fail_measurements(agent, fault)} measurements killed"
+        )
+    if fault.kind is Kind.MEMORY:
+        return FiredFault(fault.kind, "", moment, await victims.fill_memory(_memory_group(), fault))
     processes = victims.server_of(agent) if fault.kind is Kind.FORK_SERVER else victims.workers_of(agent)
     if not processes:
         raise NotFiredError("the node has no such process")
     try:
+        if fault.kind is Kind.OOM:
+            async with victims.filling_up(_memory_group(), processes):
+                await asyncio.sleep(load.FILL_S)
+            return FiredFault(fault.kind, "", moment, "its memory was filled")
         if fault.kind is Kind.SLOW:
             return FiredFault(fault.kind, "", moment, await victims.slow_down(processes, fault))
         return await victims.kill(fault.kind, "", [random.choice(processes)])
     except psutil.NoSuchProcess as error:
         raise NotFiredError(f"process {error.pid} ended before the fault could reach it") from None
+
+
+def _memory_group() -> Path:
+    """The control group of this container. Raises NotFiredError: it has no memory limit."""
+    counter = own_counter_path()
+    if counter is None or not load.memory_use(counter.parent)[1]:
+        raise NotFiredError("the pod has no memory limit: the job must set one (resources: {memory: 2Gi})")
+    return counter.parent
 
 
 def main(words: list[str]) -> int:

@@ -40,6 +40,17 @@ class JobPods:
         name = self._chance.choice(candidates)
         return name, pods[name]
 
+    async def first_running(self, fault: Fault) -> tuple[str, Pod]:
+        """(node, its pod): the named one, or the first that runs, once it does. Raises NotFiredError, KubeError."""
+        deadline = time.time() + SEEN_S
+        while time.time() < deadline:
+            pods = await self.by_node()
+            for name in sorted(pods):
+                if fault.node in ("", name) and pods[name]["status"].get("phase") == "Running":
+                    return name, pods[name]
+            await asyncio.sleep(0.5)
+        raise NotFiredError(f"no pod of {fault.node or 'any node'} runs")
+
     async def wait_until_going(self, pod: Pod) -> None:
         """Until that very pod is gone, has ended or is told to go. Raises NotFiredError, KubeError."""
         name, uid, deadline = pod["metadata"]["name"], pod["metadata"]["uid"], time.time() + SEEN_S

@@ -50,7 +50,8 @@ def fill_memory(share: float, seconds: float, group: Path) -> None:
 
     A busy machine may fill it slowly: after FILL_S it is given up.
     """
-    (group / "cgroup.procs").write_text(str(os.getpid()))
+    if str(os.getpid()) not in (group / "cgroup.procs").read_text().split():  # In a container it is there, and may not.
+        (group / "cgroup.procs").write_text(str(os.getpid()))
     parent, until, blocks, is_reported = os.getppid(), time.monotonic() + FILL_S, [], False
     while time.monotonic() < until and os.getppid() == parent and _others(group):
         bytes_used, limit = memory_use(group)

@@ -5,13 +5,16 @@ import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from http import HTTPStatus
+from typing import Any
 
 from everstep.runtime.chaos import in_pod
 from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.job_pods import SEEN_S, JobPods, Pod
-from everstep.runtime.chaos.progress import Progress
-from everstep.runtime.job.records import RoundFormed
+from everstep.runtime.chaos.progress import Progress, mention_of, oom_fired
+from everstep.runtime.job.reasons import Reason
+from everstep.runtime.job.records import FaultJudged, NodeLost, RoundFormed
 from everstep.runtime.platform.kubernetes import KubeApi, KubeError
 from everstep.runtime.platform.kubernetes.pods import AGENT_CONTAINER, GRACE_S, object_name
 from everstep.runtime.platform.kubernetes.sizes import KEY, format_sizes, parse_sizes
@@ -20,6 +23,10 @@ TAINT = {"key": "everstep/chaos", "value": "drill", "effect": "NoExecute"}
 ARGO_NODE = "workflows.argoproj.io/node-name"
 """Argo's annotation of a step's pod: WORKFLOW.TASK(TRY)."""
 STEPS = "everstep/step=train"
+CHECK_S = 600.0
+"""A check before the training may take this long, with what comes before it."""
+END_SEEN_S = 30.0
+"""The job knows within this time that a node's container has ended."""
 END_FIRST_PROCESS = ("python", "-c", "import os, signal; os.kill(1, signal.SIGTERM)")
 
 
@@ -42,7 +49,9 @@ class ClusterInjector:
             Kind.CORDON: self._mark_machine,
             Kind.TAINT: self._mark_machine,
             Kind.CONTAINER: self._end_container,
-            **dict.fromkeys(in_pod.KINDS, self._execute),
+            Kind.OOM: self._run_out_of_memory,
+            Kind.FAULTY: self._fail_check,
+            **dict.fromkeys(in_pod.KINDS, self._do_in_pod),
         }
 
     def refusal(self, kind: Kind) -> str:
@@ -145,15 +154,48 @@ class ClusterInjector:
             await self._api.retry(lambda: self._api.patch("nodes", machine, {"spec": back}))
         return FiredFault(fault.kind, name, moment, f"machine {machine} for {fault.seconds:g} s; its pod had to go")
 
-    async def _execute(self, fault: Fault) -> FiredFault:
-        """Run a program in the node's pod that does it there."""
+    async def _do_in_pod(self, fault: Fault) -> FiredFault:
         name, pod = await self._pods.victim(fault)
-        words = ["python", "-m", in_pod.__name__, fault.kind.value, str(fault.seconds), str(fault.share)]
-        limit_s = fault.seconds + SEEN_S
-        output = await self._api.execute(pod["metadata"]["name"], AGENT_CONTAINER, words, limit_s)
-        facts = json.loads(output)
+        facts = await self._execute(pod, fault)
         evidence = f"in pod {pod['metadata']['name']}: {facts['evidence']}"
         return FiredFault(fault.kind, name, facts["time"], evidence)
+
+    async def _execute(self, pod: Pod, fault: Fault) -> dict[str, Any]:
+        """Run a program in the node's pod that does it there; what it says. Raises KubeError."""
+        words = ["python", "-m", in_pod.__name__, fault.kind.value, str(fault.seconds), str(fault.share)]
+        limit_s = fault.seconds + SEEN_S
+        return json.loads(await self._api.execute(pod["metadata"]["name"], AGENT_CONTAINER, words, limit_s))
+
+    async def _run_out_of_memory(self, fault: Fault) -> FiredFault:
+        name, pod = await self._pods.victim(fault)
+        moment = time.time()
+        return oom_fired(name, moment, await self._judgement(name, pod, fault, SEEN_S))
+
+    async def _fail_check(self, fault: Fault) -> FiredFault:
+        """Before the training: the first pod that runs is checked in vain."""
+        name, pod = await self._pods.first_running(fault)
+        moment = time.time()
+        record = await self._judgement(name, pod, replace(fault, seconds=CHECK_S), CHECK_S)
+        if record.reason not in (Reason.START_FAILED, Reason.HARDWARE):
+            raise NotFiredError(f"no node was found faulty: {mention_of(record)}")
+        return FiredFault(fault.kind, name, moment, f"its measurements were killed; {mention_of(record)}")
+
+    async def _judgement(self, name: str, pod: Pod, fault: Fault, seconds: float) -> FaultJudged | NodeLost:
+        """What the job thinks of a node in whose pod a program does it, whose connection may end with that. Raises
+        NotFiredError, KubeError: the program's own error."""
+        executing = asyncio.create_task(self._execute(pod, fault))
+        waiting = asyncio.create_task(self._progress.wait_for_record(name, time.time(), seconds, FaultJudged, NodeLost))
+        try:
+            await asyncio.wait((executing, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done() and (error := executing.exception()):
+                await asyncio.wait((waiting,), timeout=END_SEEN_S)
+                if not waiting.done():
+                    raise error
+            return await waiting
+        finally:
+            for task in (executing, waiting):
+                task.cancel()
+            await asyncio.gather(executing, waiting, return_exceptions=True)
 
     async def _end_container(self, fault: Fault) -> FiredFault:
         name, pod = await self._pods.victim(fault)

@@ -15,13 +15,11 @@ import psutil
 
 from everstep.runtime.chaos import clock, full_disk, groups, load, packet_loss, slow_disk, store_outage, victims
 from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
-from everstep.runtime.chaos.progress import LOOK_S, Progress
-from everstep.runtime.job.records import FaultJudged, NodeLeaving, NodeLost, Record, RoundFormed
+from everstep.runtime.chaos.progress import LOOK_S, Progress, mention_of, oom_fired
+from everstep.runtime.job.records import FaultJudged, NodeLeaving, NodeLost, RoundFormed
 from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.system.processes import find_processes
 
-MEASUREMENTS = "everstep.runtime.diagnosis.measurement_server"
-"""Module of a node's child process that measures for the check before the training."""
 TRAIN_STEP = "everstep.steps.train"
 SEEN_S = 60.0
 """A fault may take this long to appear in the journal."""
@@ -29,8 +27,6 @@ STOP_S = 5.0
 """A process that is told to stop does so when it next runs."""
 PROBE_BYTES = 2 << 20
 """Written to see how slow a disk is."""
-_FIRST = 1000
-"""The oom_score_adj of the process that the kernel kills first."""
 _ONLY_PODS = "it needs machines of a cluster, and here nodes are processes; use --target argo"
 _NO_GROUP = (
     "its nodes have no memory limit: the job must set one (resources: {memory: 2Gi}), and this process must be allowed "
@@ -181,21 +177,8 @@ class MachineInjector:
     async def _preempt(self, fault: Fault) -> FiredFault:
         entry, moment = await self._victim(fault), time.time()
         os.kill(entry.pid, signal.SIGTERM)
-        return await self._wait_for_record(fault.kind, entry.name, moment, NodeLeaving)
-
-    async def _wait_for_record(self, kind: Kind, node: str, moment: float, *types: type[Record]) -> FiredFault:
-        """The fault, once the journal has a record of these types about the node. Raises NotFiredError."""
-
-        def find_record() -> Record | None:
-            records = (
-                record for record in self._progress.records() if isinstance(record, types) and record.time >= moment - 1
-            )
-            return next((record for record in records if getattr(record, "node", "") == node), None)
-
-        await self._progress.wait(find_record, f"the journal mentions {node}", SEEN_S)
-        record = find_record()
-        reason = getattr(record, "reason", "")
-        return FiredFault(kind, node, moment, f"the journal has {type(record).__name__} of {node}: {reason}")
+        record = await self._progress.wait_for_record(entry.name, moment, SEEN_S, NodeLeaving)
+        return FiredFault(fault.kind, entry.name, moment, mention_of(record))
 
     async def _freeze(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
@@ -254,11 +237,9 @@ class MachineInjector:
                 raise NotFiredError(f"{killed_count} measurements were killed, but no node was found faulty")
             for entry in self._nodes():
                 check_victims = check_victims or [entry.name]
-                for process in victims.children_running(entry.pid, MEASUREMENTS) if entry.name in check_victims else ():
-                    with suppress(psutil.NoSuchProcess):
-                        process.kill()
-                        killed_count, moment = killed_count + 1, moment or time.time()
-            await asyncio.sleep(0.05)
+                if entry.name in check_victims and (count := victims.kill_measurements(entry.pid)):
+                    killed_count, moment = killed_count + count, moment or time.time()
+            await asyncio.sleep(victims.LOOK_FOR_MEASUREMENTS_S)
         if not killed_count:
             raise NotFiredError(f"{check_victims[0]} was lost before it was checked ({record.reason})")
         return FiredFault(
@@ -301,28 +282,14 @@ class MachineInjector:
     async def _run_out_of_memory(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
         group, moment = self._memory_group(entry), time.time()
-        for worker in await self._workers(entry):  # Anybody may raise it; to lower that of the filler needs rights.
-            Path(f"/proc/{worker.pid}/oom_score_adj").write_text(str(_FIRST))
-        filling = await victims.start_load("memory", "1.5", f"{SEEN_S}", str(group))
-        try:
-            fault_record = await self._wait_for_record(fault.kind, entry.name, moment, FaultJudged, NodeLost)
-        finally:
-            await victims.end(filling)
-        if "memory" not in fault_record.evidence:
-            raise NotFiredError(f"the kernel killed no process for lack of memory: {fault_record.evidence}")
-        return fault_record
+        async with victims.filling_up(group, await self._workers(entry)):
+            record = await self._progress.wait_for_record(entry.name, moment, SEEN_S, FaultJudged, NodeLost)
+        return oom_fired(entry.name, moment, record)
 
     async def _fill_memory(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
         group, moment = self._memory_group(entry), time.time()
-        filling = await victims.start_load("memory", f"{fault.share}", f"{fault.seconds}", str(group))
-        assert filling.stdout, "asked for a pipe"
-        line = (await filling.stdout.readline()).decode().split()
-        await filling.wait()
-        if len(line) != 3:
-            raise NotFiredError(f"{group} was not filled to {fault.share:.0%}")
-        share = int(line[0]) / int(line[2])
-        return FiredFault(fault.kind, entry.name, moment, f"{share:.0%} of {int(line[2]) >> 20} MiB used")
+        return FiredFault(fault.kind, entry.name, moment, await victims.fill_memory(group, fault))
 
     async def _load_cpu(self, fault: Fault) -> FiredFault:
         moment = time.time()

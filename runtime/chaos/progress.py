@@ -4,15 +4,17 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from everstep.runtime.chaos.injector import NotFiredError
+from everstep.runtime.chaos.injector import FiredFault, Kind, NotFiredError
 from everstep.runtime.job.nodes import LIVE, NodePhase
-from everstep.runtime.job.records import Record
+from everstep.runtime.job.reasons import Reason
+from everstep.runtime.job.records import FaultJudged, NodeLost, Record
 from everstep.runtime.job.state import State
 from everstep.runtime.journal.journal import JournalError, read_journal, read_state
 from everstep.runtime.store import NoSuchKey, Store, StoreError
 
+R = TypeVar("R", bound=Record)
 LOOK_S = 0.2
 """Seconds between two looks at the store."""
 
@@ -71,6 +73,18 @@ class Progress:
         """Is the job over?"""
         return self.state().ended is not None
 
+    async def wait_for_record(self, node: str, since: float, seconds: float, *types: type[R]) -> R:
+        """The first record of these types about the node from that time on. Raises NotFiredError."""
+        found: list[R] = []
+
+        def find_record() -> bool:
+            records = (record for record in self.records() if isinstance(record, types) and record.time >= since - 1)
+            found[:] = [record for record in records if getattr(record, "node", "") == node][:1]
+            return bool(found)
+
+        await self.wait(find_record, f"the journal mentions {node}", seconds)
+        return found[0]
+
     async def wait(self, ready: Callable[[], object], what: str, seconds: float) -> None:
         """Until `ready` is true. Raises NotFiredError after `seconds`, or when the job has ended before."""
         await self._wait(ready, what, seconds, lambda: None, f"not within {seconds:.0f} s")
@@ -100,6 +114,19 @@ class Progress:
 
     def _signs_of_life(self) -> tuple[int, float]:
         return self.iteration(), self.state().time
+
+
+def mention_of(record: Record) -> str:
+    """What a record about a node shows, in words."""
+    node, reason = getattr(record, "node", ""), getattr(record, "reason", "")
+    return f"the journal has {type(record).__name__} of {node}: {reason}"
+
+
+def oom_fired(node: str, moment: float, record: FaultJudged | NodeLost) -> FiredFault:
+    """That the kernel killed for lack of memory, by what the job thinks of it. Raises NotFiredError."""
+    if record.reason is not Reason.OOM:
+        raise NotFiredError(f"the kernel killed no process for lack of memory: {mention_of(record)}")
+    return FiredFault(Kind.OOM, node, moment, mention_of(record))
 
 
 def _lines(data: bytes) -> Iterator[dict[str, Any]]:

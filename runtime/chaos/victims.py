@@ -4,8 +4,8 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,11 @@ from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredErr
 
 AGENT_SERVER = "everstep.runtime.agent.forkserver"
 """Module of the process that a node's training processes are forked from."""
+LOOK_FOR_MEASUREMENTS_S = 0.05
+_MEASUREMENTS = "everstep.runtime.diagnosis.measurement_server"
+"""Module of a node's child process that measures for the check before the training."""
+_FIRST_KILLED = 1000
+"""The oom_score_adj of the process that the kernel kills first."""
 _PERIOD_S = 0.1
 """Of stopping and continuing a slow node."""
 
@@ -120,6 +125,50 @@ async def set_clock(pid: int, fault: Fault) -> str:
             raise NotFiredError("the node has ended")
         await asyncio.sleep(fault.seconds)
     return f"{count} processes read a clock that was {clock.AHEAD_S} s ahead for {fault.seconds:g} s"
+
+
+async def fill_memory(group: Path, fault: Fault) -> str:
+    """Fill a control group's memory to a share of its limit; what was seen of it. Raises NotFiredError."""
+    filling = await start_load("memory", f"{fault.share}", f"{fault.seconds}", str(group))
+    assert filling.stdout, "asked for a pipe"
+    line = (await filling.stdout.readline()).decode().split()
+    await filling.wait()
+    if len(line) != 3:
+        raise NotFiredError(f"{group} was not filled to {fault.share:.0%}")
+    return f"{int(line[0]) / int(line[2]):.0%} of {int(line[2]) >> 20} MiB used"
+
+
+@asynccontextmanager
+async def filling_up(group: Path, workers: list[psutil.Process]) -> AsyncIterator[None]:
+    """Within the block the memory of a control group is filled, until the kernel kills one of the workers first. Raises
+    OSError."""
+    for worker in workers:  # Anybody may raise it; to lower that of the filler needs rights.
+        Path(f"/proc/{worker.pid}/oom_score_adj").write_text(str(_FIRST_KILLED))
+    filling = await start_load("memory", "1.5", f"{load.FILL_S}", str(group))
+    try:
+        yield
+    finally:
+        await end(filling)
+
+
+async def fail_measurements(agent: int, fault: Fault) -> int:
+    """Kill whatever measures for the check of that agent's node, for `seconds` or until the agent has ended. Returns
+    how many processes."""
+    until, killed = time.time() + fault.seconds, 0
+    while time.time() < until and psutil.pid_exists(agent):
+        killed += kill_measurements(agent)
+        await asyncio.sleep(LOOK_FOR_MEASUREMENTS_S)
+    return killed
+
+
+def kill_measurements(agent: int) -> int:
+    """Kill what measures at the moment for the check of that agent's node. Returns how many processes."""
+    killed = 0
+    for process in children_running(agent, _MEASUREMENTS):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+            killed += 1
+    return killed
 
 
 async def load_cores(fault: Fault) -> str:

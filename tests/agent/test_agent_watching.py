@@ -8,9 +8,9 @@ from time import monotonic
 import pytest
 
 from everstep.runtime.agent import pace_watch
-from everstep.runtime.agent.oom import OomCounter, own_counter_path
 from everstep.runtime.agent.pace_watch import WINDOW_S, PaceWatch
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
+from everstep.runtime.system.oom import OomCounter, own_counter_path
 from everstep.runtime.system.tcp_sockets import TcpSocket
 from everstep.runtime.watch.board_fields import Board
 

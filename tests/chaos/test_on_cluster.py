@@ -3,15 +3,29 @@
 import asyncio
 import json
 import random
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from everstep.runtime.chaos import Fault, FiredFault, Kind, NotFiredError, NotPossibleError, chaosblade
+from everstep.runtime.chaos import (
+    Fault,
+    FiredFault,
+    Kind,
+    NotFiredError,
+    NotPossibleError,
+    chaosblade,
+    in_pod,
+    on_cluster,
+)
 from everstep.runtime.chaos.chaosblade import ChaosBladeInjector
 from everstep.runtime.chaos.on_cluster import ARGO_NODE, ClusterInjector
 from everstep.runtime.chaos.progress import Progress
+from everstep.runtime.job.reasons import Reason
+from everstep.runtime.job.records import NodeLost
+from everstep.runtime.journal.journal import claim
 from everstep.runtime.platform.kubernetes import Access, KubeApi
 from everstep.runtime.platform.kubernetes.pods import JOB, NODE, digest
 from everstep.runtime.store import open_store
@@ -79,7 +93,7 @@ def test_what_no_program_in_a_pod_can_do_is_refused(tmp_path: Path) -> None:
         inject(tmp_path, Fault(Kind.NETWORK), PodApi())
 
 
-@pytest.mark.parametrize("kind", [Kind.CRASH, Kind.FORK_SERVER, Kind.SLOW, Kind.CPU, Kind.CLOCK])
+@pytest.mark.parametrize("kind", in_pod.KINDS)
 def test_processes_in_a_pod_are_hit_by_a_program_that_is_executed_there(tmp_path: Path, kind: Kind) -> None:
     server = PodApi()
     server.execute = lambda _: (json.dumps({"time": 7.5, "evidence": "it was seen"}).encode(), "")
@@ -94,6 +108,55 @@ def test_a_program_in_a_pod_that_finds_nothing_has_not_fired(tmp_path: Path) -> 
     server.execute = lambda _: (b"", "the node has no such process")
     with pytest.raises(NotFiredError, match="exec in pod worker-0-0: the node has no such process"):
         inject(tmp_path, Fault(Kind.CRASH, "worker-0-0"), server)
+
+
+def judged(folder: Path, reason: Reason) -> Callable[[list[str]], tuple[bytes, str]]:
+    """What is executed lets the job lose worker-0-0 for that reason, and the connection with it."""
+
+    def execute(_: list[str]) -> tuple[bytes, str]:
+        journal, _ = claim(open_store(str(folder)), "j-train", "127.0.0.1:1", time.time())
+        journal.write(journal.draft([NodeLost(time=time.time(), node="worker-0-0", reason=reason)]))
+        return b"", "it broke off"
+
+    return execute
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason", "evidence"),
+    [
+        (Kind.OOM, Reason.OOM, "the journal has NodeLost of worker-0-0: out of memory"),
+        (
+            Kind.FAULTY,
+            Reason.START_FAILED,
+            "its measurements were killed; the journal has NodeLost of worker-0-0: start failed",
+        ),
+    ],
+)
+def test_what_ends_its_own_container_is_seen_in_the_journal(
+    tmp_path: Path, kind: Kind, reason: Reason, evidence: str
+) -> None:
+    server = PodApi()
+    server.execute = judged(tmp_path, reason)
+    node = "worker-0-0" if kind is Kind.OOM else ""  # Before the training nobody trains: it is the first that runs.
+    fired = inject(tmp_path, Fault(kind, node), server)
+    assert (fired.node, fired.evidence) == ("worker-0-0", evidence)
+    assert [(pod, words[3]) for pod, _, words in server.executed] == [("worker-0-0", kind.value)]
+
+
+@pytest.mark.parametrize("kind", [Kind.OOM, Kind.FAULTY])
+def test_a_node_that_is_lost_for_another_reason_was_not_hit(tmp_path: Path, kind: Kind) -> None:
+    server = PodApi()
+    server.execute = judged(tmp_path, Reason.PREEMPTED)
+    with pytest.raises(NotFiredError, match="NodeLost of worker-0-0: preempted"):
+        inject(tmp_path, Fault(kind, "worker-0-0"), server)
+
+
+def test_a_program_that_cannot_do_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_cluster, "END_SEEN_S", 0.3)
+    server = PodApi()
+    server.execute = lambda _: (b"", "the pod has no memory limit")
+    with pytest.raises(NotFiredError, match="exec in pod worker-0-0: the pod has no memory limit"):
+        inject(tmp_path, Fault(Kind.OOM, "worker-0-0"), server)
 
 
 @pytest.mark.parametrize("why", ["", "command terminated with exit code 143"])

@@ -139,11 +139,11 @@ def test_when_a_run_is_over_for_good_none_of_its_pods_trains_on(
 
 
 DRILLED = (
-    "pod-preempted", "slow-node", "process-crash", "three-four-three", "cpu-overload-90", "master-lost",
-    "everything-lost",
+    "pod-preempted", "slow-node", "faulty-at-start", "process-crash", "out-of-memory", "three-four-three",
+    "cpu-overload-90", "memory-80", "master-lost", "everything-lost",
 )  # fmt: skip
-"""Experiments of the drill whose faults are done to pods, or by programs executed there; the others need a process
-beside the node's."""
+"""Experiments of the drill whose faults are done to pods, or by programs executed there; the others would have to be done
+to the network."""
 
 
 @pytest.mark.parametrize("experiment", [*DRILLED, "store-lost"])

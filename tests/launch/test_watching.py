@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.runtime.agent.oom import own_counter_path
+from everstep.runtime.system.oom import own_counter_path
 from tests.launch.launchers import EVERSTEP, Launcher, until
 from tests.memory_groups import memory_group
 
