@@ -114,7 +114,7 @@ def judged(folder: Path, reason: Reason) -> Callable[[list[str]], tuple[bytes, s
     """What is executed lets the job lose worker-0-0 for that reason, and the connection with it."""
 
     def execute(_: list[str]) -> tuple[bytes, str]:
-        journal, _ = claim(open_store(str(folder)), "j-train", "127.0.0.1:1", time.time())
+        journal = claim(open_store(str(folder)), "j-train", "127.0.0.1:1", time.time())[0]
         journal.write(journal.draft([NodeLost(time=time.time(), node="worker-0-0", reason=reason)]))
         return b"", "it broke off"
 
