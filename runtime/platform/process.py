@@ -25,7 +25,6 @@ _GATE = 'read -r go && exec "$@" </dev/null'
 _DEATH_S = 10.0
 _SHORT_S = 1.0
 """Seconds until a process is watched again that could not be opened for lack of descriptors."""
-_GROUP_PAUSE_S, _GROUP_TRIES = 0.5, 120
 OOM_KILLED = 247
 """The exit code for out of memory."""
 
@@ -60,7 +59,6 @@ class ProcessPlatform:
         self._registry = Registry(run_dir / "nodes")
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._removals: set[asyncio.Task[None]] = set()
         self._gone: asyncio.Queue[NodeEnd] = asyncio.Queue()
 
     async def observe(self) -> list[Node]:
@@ -165,10 +163,6 @@ class ProcessPlatform:
         await self._clean(entry)
         self._watches.pop(entry.uid, None)
         self._gone.put_nowait(NodeEnd(entry.name, entry.uid, code, _reason(code)))
-        # Whoever waits for this node's end does not wait for that.
-        removal = asyncio.create_task(remove_groups_when_empty([Path(group) for group in entry.groups]))
-        self._removals.add(removal)
-        removal.add_done_callback(self._removals.discard)
 
     async def _clean(self, entry: Registration) -> None:
         try:
@@ -177,6 +171,8 @@ class ProcessPlatform:
             self._say(f"node {entry.name} has ended, but some of what it left cannot be removed: {error}")
             if processes.is_shortage(error):
                 return  # It stays registered: the next look at the nodes tries again.
+        if any(Path(group).exists() for group in entry.groups):
+            return  # As above: something of it still runs there, or is being buried.
         try:
             self._registry.remove(entry)
         except OSError as error:
@@ -189,16 +185,6 @@ def _bind(pid: int, cpus: Set[int]) -> None:
     with suppress(ProcessLookupError):
         if allowed := cpus & os.sched_getaffinity(pid):
             os.sched_setaffinity(pid, allowed)
-
-
-async def remove_groups_when_empty(groups: Sequence[Path], pause_s: float = _GROUP_PAUSE_S) -> None:
-    """Remove a dead node's control groups, of which something may still run: for a minute at the most."""
-    for _ in range(_GROUP_TRIES):
-        nonempty_groups = [group for group in groups if group.exists()]
-        if not nonempty_groups:
-            return
-        limits.remove_groups(nonempty_groups)
-        await asyncio.sleep(pause_s)
 
 
 def end_nodes(run_dir: Path) -> list[str]:

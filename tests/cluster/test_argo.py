@@ -142,8 +142,8 @@ DRILLED = (
     "pod-preempted", "slow-node", "faulty-at-start", "process-crash", "out-of-memory", "three-four-three",
     "cpu-overload-90", "memory-80", "master-lost", "everything-lost",
 )  # fmt: skip
-"""Experiments of the drill whose faults are done to pods, or by programs executed there; the others would have to be done
-to the network."""
+"""Experiments of the drill whose faults are done to pods, or by programs executed there; those of the others would have
+to be done to the network."""
 
 
 @pytest.mark.parametrize("experiment", [*DRILLED, "store-lost"])

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from everstep.runtime.job.spec import Resources
-from everstep.runtime.platform import NodeEnd, NodeRequest, limits
-from everstep.runtime.platform.process import ProcessPlatform, end_nodes, remove_groups_when_empty
+from everstep.runtime.platform import Node, NodeEnd, NodeRequest, limits
+from everstep.runtime.platform.process import ProcessPlatform, end_nodes
+from everstep.runtime.platform.registry import Registration, Registry
 from tests.memory_groups import memory_group, write_listing
 
 DEADLINE_S = 30
@@ -135,16 +136,19 @@ def test_no_node_escapes_what_limits_its_maker(tmp_path: Path) -> None:
     assert (tmp_path / f"fs/a/{name()}/cgroup.procs").read_text() == "", "untouched"
 
 
-def test_a_dead_nodes_group_goes_when_the_last_process_in_it_has_ended(tmp_path: Path) -> None:
+def test_a_dead_nodes_group_goes_when_the_last_process_in_it_has_ended_whoever_is_the_master(
+    tmp_path: Path, job: str
+) -> None:
     group, still_used = tmp_path / "group", tmp_path / "group" / "process"
     still_used.mkdir(parents=True)
+    registry = Registry(tmp_path / "nodes")
+    registry.put(Registration(NODE, job, "worker", "local-0", 1, 1, 1.0, (str(group),)))
 
-    async def story() -> None:
-        removal = asyncio.create_task(remove_groups_when_empty([group], pause_s=0.001))
-        await asyncio.sleep(0)
-        assert group.exists()
-        still_used.rmdir()
-        await removal
+    async def look() -> tuple[list[Node], int]:
+        """As a new master does."""
+        return await ProcessPlatform(tmp_path, job).observe(), len(list(registry.all()))
 
-    asyncio.run(story())
+    assert asyncio.run(look()) == ([], 1)
+    still_used.rmdir()
+    assert asyncio.run(look()) == ([], 0)
     assert not group.exists()
