@@ -12,12 +12,11 @@ import psutil
 
 from everstep.runtime.chaos import clock, load
 from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError
+from everstep.runtime.diagnosis.measurement_server import PROCESS_NAME
 
 AGENT_SERVER = "everstep.runtime.agent.forkserver"
 """Module of the process that a node's training processes are forked from."""
 LOOK_FOR_MEASUREMENTS_S = 0.05
-_MEASUREMENTS = "everstep.runtime.diagnosis.measurement_server"
-"""Module of a node's child process that measures for the check before the training."""
 _FIRST_KILLED = 1000
 """The oom_score_adj of the process that the kernel kills first."""
 _PERIOD_S = 0.1
@@ -164,10 +163,11 @@ async def fail_measurements(agent: int, fault: Fault) -> int:
 def kill_measurements(agent: int) -> int:
     """Kill what measures at the moment for the check of that agent's node. Returns how many processes."""
     killed = 0
-    for process in children_running(agent, _MEASUREMENTS):
+    for process in agent_and_below(agent):
         with suppress(psutil.NoSuchProcess):
-            process.kill()
-            killed += 1
+            if process.name() == PROCESS_NAME:
+                process.kill()
+                killed += 1
     return killed
 
 

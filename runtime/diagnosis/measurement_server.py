@@ -25,7 +25,9 @@ from everstep.runtime.diagnosis.messages import Stage, StageResult, Together
 from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 from everstep.runtime.exit_codes import ExitCode
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+PROCESS_NAME = "measurements"
+"""As the kernel knows this process and its forks: their command line may be that of an agent's fork server."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -269,6 +271,7 @@ def main() -> None:
     """Run the process until its connection ends."""
     # Ctrl-C goes to the whole group; the connection ends when the parent does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_NAME, PROCESS_NAME.encode())
     connection = socket.socket(fileno=os.dup(1))
     os.dup2(2, 1)  # What libraries print is for people.
     import_torch()

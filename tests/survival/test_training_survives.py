@@ -1,14 +1,20 @@
 """kill -9 of a worker, a node, the step: at named points and at random moments. Each test asserts that it was fired."""
 
+import asyncio
 import json
 import random
+import re
 from contextlib import suppress
 from typing import Any
 
 import psutil
 import pytest
 
+from everstep.runtime.chaos import Fault, Kind
+from everstep.runtime.chaos.on_machine import MachineInjector
+from everstep.runtime.chaos.progress import Progress
 from everstep.runtime.protocol.holdings import Tier
+from everstep.runtime.store import open_store
 from tests.harness import ROUNDS, TrainStep, kill, tensors, wait_until
 from tests.trained import tiers_restored
 
@@ -117,6 +123,21 @@ def test_a_faulty_node_is_replaced_on_another_host_and_changes_no_weight(
     assert replacement["host"] == "local-2"
     assert_went_on(training)
     assert_whole(training, undisturbed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("training", ["anew"], indirect=True)
+def test_a_node_whose_measurements_are_killed_before_the_training_is_replaced(training: TrainStep) -> None:
+    training.flags = {**training.flags, "network-check": "True"}
+    training.start()
+    wait_until(training.jobs, "the job's name")
+    progress = Progress(open_store(str(training.store)), training.jobs()[0])
+    injector = MachineInjector(training.folder, "", progress, random.Random(0))
+    fired = asyncio.run(injector.inject(Fault(Kind.FAULTY)))
+    assert re.match(r"[1-9]\d* measurements killed; (hardware|start failed)", fired.evidence)
+    assert training.finish() == 0, training.last_words()
+    requested = [record for record in training.records() if record["kind"] == "NodeRequested"]
+    assert fired.node in {record["replaces"] for record in requested}
 
 
 @pytest.mark.long
