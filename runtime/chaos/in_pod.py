@@ -57,9 +57,8 @@ async def inject(fault: Fault, agent: int) -> FiredFault:
         raise NotFiredError("the node has no such process")
     try:
         if fault.kind is Kind.OOM:
-            async with victims.filling_up(_memory_group(), processes):
-                await asyncio.sleep(load.FILL_S)
-            return FiredFault(fault.kind, "", moment, "its memory was filled")
+            await victims.run_out_of_memory(_memory_group(), processes)
+            return FiredFault(fault.kind, "", moment, "the kernel killed a process for lack of memory")
         if fault.kind is Kind.SLOW:
             return FiredFault(fault.kind, "", moment, await victims.slow_down(processes, fault))
         return await victims.kill(fault.kind, "", [random.choice(processes)])

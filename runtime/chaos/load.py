@@ -52,17 +52,21 @@ def fill_memory(share: float, seconds: float, group: Path) -> None:
     """
     if str(os.getpid()) not in (group / "cgroup.procs").read_text().split():  # In a container it is there, and may not.
         (group / "cgroup.procs").write_text(str(os.getpid()))
-    parent, until, blocks, is_reported = os.getppid(), time.monotonic() + FILL_S, [], False
+    parent, until, is_reported = os.getppid(), time.monotonic() + FILL_S, False
+    file, size = os.memfd_create("everstep-memory"), 0
     while time.monotonic() < until and os.getppid() == parent and _others(group):
         bytes_used, limit = memory_use(group)
         if bytes_used < share * limit - _STEP_BYTES:
-            blocks.append(_map_and_touch(_STEP_BYTES))
+            size += _STEP_BYTES
+            os.ftruncate(file, size)
+            _touch_end(file, size)
             continue
         if not is_reported:
             is_reported, until = True, time.monotonic() + seconds
             print(f"{bytes_used} of {limit}", flush=True)
-        if blocks and bytes_used > share * limit + _STEP_BYTES:
-            blocks.pop().close()
+        if size and bytes_used > share * limit + _STEP_BYTES:
+            size -= _STEP_BYTES
+            os.ftruncate(file, size)
         time.sleep(_PERIOD_S)
 
 
@@ -71,11 +75,12 @@ def _others(group: Path) -> bool:
     return (group / "cgroup.procs").read_text().split() != [str(os.getpid())]
 
 
-def _map_and_touch(size: int) -> mmap.mmap:
-    block = mmap.mmap(-1, size)
-    for page in range(0, size, mmap.PAGESIZE):
-        block[page] = 1
-    return block
+def _touch_end(file: int, size: int) -> None:
+    """Use the last step of a file in memory. It is not mapped afterwards: else the kernel, out of memory, would rather
+    kill this process, which in a pod counts as much as the others."""
+    with mmap.mmap(file, _STEP_BYTES, offset=size - _STEP_BYTES) as block:
+        for page in range(0, _STEP_BYTES, mmap.PAGESIZE):
+            block[page] = 1
 
 
 def connect(host: str, port: int) -> None:

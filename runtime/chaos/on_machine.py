@@ -25,6 +25,8 @@ SEEN_S = 60.0
 """A fault may take this long to appear in the journal."""
 STOP_S = 5.0
 """A process that is told to stop does so when it next runs."""
+_LOOK_S = 0.05
+"""Between two looks at what measures: it is there for a moment."""
 PROBE_BYTES = 2 << 20
 """Written to see how slow a disk is."""
 _ONLY_PODS = "it needs machines of a cluster, and here nodes are processes; use --target argo"
@@ -239,7 +241,7 @@ class MachineInjector:
                 check_victims = check_victims or [entry.name]
                 if entry.name in check_victims and (count := victims.kill_measurements(entry.pid)):
                     killed_count, moment = killed_count + count, moment or time.time()
-            await asyncio.sleep(victims.LOOK_FOR_MEASUREMENTS_S)
+            await asyncio.sleep(_LOOK_S)
         if not killed_count:
             raise NotFiredError(f"{check_victims[0]} was lost before it was checked ({record.reason})")
         return FiredFault(
@@ -282,8 +284,8 @@ class MachineInjector:
     async def _run_out_of_memory(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
         group, moment = self._memory_group(entry), time.time()
-        async with victims.filling_up(group, await self._workers(entry)):
-            record = await self._progress.wait_for_record(entry.name, moment, SEEN_S, FaultJudged, NodeLost)
+        await victims.run_out_of_memory(group, await self._workers(entry))
+        record = await self._progress.wait_for_record(entry.name, moment, SEEN_S, FaultJudged, NodeLost)
         return oom_fired(entry.name, moment, record)
 
     async def _fill_memory(self, fault: Fault) -> FiredFault:

@@ -4,8 +4,8 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -13,10 +13,11 @@ import psutil
 from everstep.runtime.chaos import clock, load
 from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError
 from everstep.runtime.diagnosis.measurement_server import PROCESS_NAME
+from everstep.runtime.system.oom import OomCounter, counter_of
 
 AGENT_SERVER = "everstep.runtime.agent.forkserver"
 """Module of the process that a node's training processes are forked from."""
-LOOK_FOR_MEASUREMENTS_S = 0.05
+_LOOK_S = 0.05
 _FIRST_KILLED = 1000
 """The oom_score_adj of the process that the kernel kills first."""
 _PERIOD_S = 0.1
@@ -137,15 +138,18 @@ async def fill_memory(group: Path, fault: Fault) -> str:
     return f"{int(line[0]) / int(line[2]):.0%} of {int(line[2]) >> 20} MiB used"
 
 
-@asynccontextmanager
-async def filling_up(group: Path, workers: list[psutil.Process]) -> AsyncIterator[None]:
-    """Within the block the memory of a control group is filled, until the kernel kills one of the workers first. Raises
+async def run_out_of_memory(group: Path, workers: list[psutil.Process]) -> None:
+    """Fill the memory of a control group until the kernel kills for it, one of the workers first. Raises NotFiredError,
     OSError."""
     for worker in workers:  # Anybody may raise it; to lower that of the filler needs rights.
         Path(f"/proc/{worker.pid}/oom_score_adj").write_text(str(_FIRST_KILLED))
+    kills, until = OomCounter(counter_of(group)), time.monotonic() + load.FILL_S
     filling = await start_load("memory", "1.5", f"{load.FILL_S}", str(group))
     try:
-        yield
+        while not kills.rose_since_last_call():
+            if time.monotonic() > until:
+                raise NotFiredError(f"the kernel killed no process of {group} within {load.FILL_S:.0f} s")
+            await asyncio.sleep(_LOOK_S)
     finally:
         await end(filling)
 
@@ -156,7 +160,7 @@ async def fail_measurements(agent: int, fault: Fault) -> int:
     until, killed = time.time() + fault.seconds, 0
     while time.time() < until and psutil.pid_exists(agent):
         killed += kill_measurements(agent)
-        await asyncio.sleep(LOOK_FOR_MEASUREMENTS_S)
+        await asyncio.sleep(_LOOK_S)
     return killed
 
 

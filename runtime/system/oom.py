@@ -51,6 +51,11 @@ def own_counter_path(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path(
     return next((place for place in places if _has_counter(place)), None)
 
 
+def counter_of(group: Path) -> Path | None:
+    """The file that counts a group's OOM kills; None if there is none to read."""
+    return next((group / name for name in ("memory.events", "memory.oom_control") if _has_counter(group / name)), None)
+
+
 def _groups(text: str) -> Mapping[str, str]:
     """Controller (empty for v2) -> path of the group."""
     groups = {}
