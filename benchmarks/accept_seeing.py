@@ -99,6 +99,7 @@ PROVEN = {
         "tests/face/test_status_command.py",
         "tests/watch/test_slow_rank.py",
         "tests/watch/test_top_table.py",
+        "tests/watch/test_top_there.py",
     ],
     "ui: token, other sites, other names, planted scripts, 1,000 runs": [
         "tests/ui/test_server.py",
@@ -107,6 +108,7 @@ PROVEN = {
     ],
     "ui: in Chromium while a training runs, a worker is killed, scaled, stopped": ["tests/ui/test_page.py::watched"],
     "stacks on a cluster by one command": ["tests/cluster/test_seeing.py::stacks"],
+    "top on a cluster by one command": ["tests/cluster/test_seeing.py::ranks"],
     "ui: a cluster's runs": ["tests/cluster/test_seeing.py::page"],
     "metrics: OpenMetrics of all nodes": ["tests/master/test_metrics.py"],
     "metrics: dashboard and alert rules before a real Prometheus": ["tests/prometheus/test_prometheus.py"],

@@ -15,6 +15,7 @@ from tests.forks import Forks
 from tests.golang import NoGoError
 from tests.minio import MinIO
 from tests.order import rows
+from tests.swap_files import turn_off_left
 
 # A shell starts background jobs with SIGINT ignored, and what they start inherits it: tests that press Ctrl-C mean it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -41,9 +42,10 @@ FORKS = pytest.StashKey[Forks]()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Called by pytest at its start. A killed run's control groups would be in the way of others' tests."""
+    """Called by pytest at its start. A killed run's control groups and swap would be in the way of others' tests."""
     if not hasattr(session.config, "workerinput"):  # One of xdist's workers: who started it has done this.
         remove_left_groups()
+        turn_off_left()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -4,6 +4,7 @@ A part is a folder of tests. What it tests is named like it: `runtime/NAME`, `st
 others' tests, those that took longest in the last whole run are left to `make test`.
 """
 
+import tomllib
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
@@ -50,6 +51,25 @@ def too_long(part: str, report_file: Path, seconds: float) -> dict[str, float]:
         if seconds_left < 0:
             times[name] = time
     return times
+
+
+def files_with_long() -> list[str]:
+    """The files that have `long` tests: they name the mark, or a conftest.py that is theirs does.
+
+    Each of pytest's workers imports all files that it is told of, which takes longer than most tests.
+    """
+    settings = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    files = [path.relative_to(TESTS) for path in sorted(TESTS.rglob("test_*.py"))]
+    return [
+        f"tests/{file}"
+        for file in files
+        if file.parts[0] not in settings["norecursedirs"]
+        and any(_names_long(TESTS / place) for place in (file, *(above / "conftest.py" for above in file.parents)))
+    ]
+
+
+def _names_long(path: Path) -> bool:
+    return path.exists() and "pytest.mark.long" in path.read_text()
 
 
 @cache

@@ -193,6 +193,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         paths = part_of(options.part, options.jobs) if options.part else options.paths
+        if options.long and not paths and not options.repeat:
+            paths = parts.files_with_long()
     except parts.NoPartError as why:
         print(why, file=sys.stderr)
         return 2

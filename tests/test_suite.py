@@ -1,6 +1,7 @@
 """What `make test` does with tests that fail: which are races, and what is told of them."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROOT
-from tests.parts import NoPartError, paths_of, too_long
+from tests.parts import TESTS, NoPartError, files_with_long, paths_of, too_long
 from tests.suite import Failure, seen_names, tell_races
 
 CONFTEST = "import hypothesis\nhypothesis.settings.register_profile('dev', deadline=None)\n"
@@ -97,6 +98,20 @@ def test_a_part_brings_the_tests_of_what_imports_it() -> None:
     assert "tests/store" not in paths_of("text")
     with pytest.raises(NoPartError, match="PART=chekpoint: no folder of tests; there are agent, "):
         paths_of("chekpoint")
+
+
+def test_files_with_long_tests_name_the_mark_or_their_conftest_does() -> None:
+    files = files_with_long()
+    assert "tests/survival/test_own_datasets.py" in files, "by its conftest"
+    assert "tests/watch/test_slow_rank.py" in files
+    assert "tests/watch/test_top_table.py" not in files
+    assert not [file for file in files if file.startswith("tests/cluster/")], "not of `make test-long`"
+    left_out = ("cluster", "images", "prometheus", "frameworks")
+    others = [
+        path for path in TESTS.rglob("test_*.py") if path.parent.name not in left_out and path.name != "test_suite.py"
+    ]
+    others = [path for path in others if str(path.relative_to(TESTS.parent)) not in files]
+    assert [path.name for path in others if re.search(r"@LONG|marks=.*LONG|mark\.long\b", path.read_text())] == []
 
 
 def test_of_other_parts_the_longest_tests_are_left_out_where_time_is_short(tmp_path: Path) -> None:

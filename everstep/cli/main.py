@@ -22,7 +22,7 @@ VERBS = {
     "simulate": "run jobs of thousands of nodes in virtual time; compare the goodput of policies",
     "status": "show conditions, restarts, nodes and the newest checkpoint of a job",
     "report": "show what a run did and where its seconds went, also while it runs",
-    "top": "show iterations, waiting, CPU and memory of each rank here, and which one the others wait for",
+    "top": "show iterations, waiting, CPU and memory of each rank, and which one the others wait for",
     "ui": "show all runs in one live local page: steps, loss, nodes, faults, logs; with buttons",
     "stacks": "show what every rank of a job is doing now, merged, and which rank is out of step",
     "checkpoint": "list, verify, export or remove the checkpoints in a store",

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from everstep.cli.ask_pods import ask_pods, running_pods
 from everstep.cli.find_job import find_on_cluster, locate
 from everstep.errors import BadInput
 from everstep.flags import Flag, add_action
@@ -103,34 +104,18 @@ def workers_of(runs: Path, name: str) -> "list[LocalWorker]":
 
 def look_in_pods(namespace: str, name: str, native: bool) -> "list[Look]":
     """Look at all workers of the run's job on the cluster, all pods at the same time. Raises BadInput."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    from everstep.runtime.platform.kubernetes.pods import AGENT_CONTAINER, NODE, has_ended, selector
     from everstep.runtime.submission.route import ApiError
     from everstep.runtime.watch.looks import Look, parse_looks
 
     if not name:
         raise BadInput(f"--namespace {namespace}: name the run")
     try:
-        cluster_run = find_on_cluster(namespace, name)
-        pods = [pod["metadata"] for pod in cluster_run.route.pods(selector(cluster_run.job)) if not has_ended(pod)]
+        job = find_on_cluster(namespace, name)
+        pods = running_pods(job)
     except ApiError as error:
         raise BadInput(f"{name}: {error}") from None
-    command = ["python", "-m", "everstep", "stacks", cluster_run.job, "-o", "json", *(["--native"] if native else [])]
-    trouble: list[str] = []
-
-    def ask(pod: "dict[str, Any]") -> "list[Look]":
-        try:
-            output = cluster_run.route.execute(pod["name"], AGENT_CONTAINER, command, _POD_S)
-        except ApiError as error:
-            trouble.append(f"{pod['labels'][NODE]}: {error}")
-            return []
-        return parse_looks(output.decode(errors="replace"))
-
-    with ThreadPoolExecutor(max(len(pods), 1)) as threads:
-        looks: list[Look] = [look for some in threads.map(ask, pods) for look in some]
-    for line in trouble:
-        print(line, file=sys.stderr)
+    words = ["stacks", job.job, "-o", "json", *(["--native"] if native else [])]
+    looks: list[Look] = [look for answer in ask_pods(job, pods, words, _POD_S) for look in parse_looks(answer)]
     if not looks:
         raise BadInput(f"{name}: no pod of it has sent its stacks" + ("" if pods else ": none runs"))
     return sorted(looks, key=lambda look: look.stacks.rank)

@@ -1,27 +1,37 @@
-"""`everstep top [RUN]`: what the ranks on this machine do, again and again. `top_table` has what is shown."""
+"""`everstep top [RUN]`: what the ranks on this machine do, again and again. `top_table` has what is shown.
+
+On a cluster the same command runs in every pod of the job, all at once, for each reading.
+"""
 
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from everstep.cli.ask_pods import ask_pods, running_pods
+from everstep.cli.find_job import find_on_cluster, store_of
 from everstep.cli.stacks import workers_of
+from everstep.cli.status import CLEAR
 from everstep.errors import BadInput
 from everstep.flags import Flag, add_action
 
 PROFILE_S = 120.0
 """So long the ranks have for the iterations that --profile asks for."""
+_POD_S = 120.0
+"""How long one pod may take to tell, beside the window."""
 
 if TYPE_CHECKING:
+    from everstep.cli.top_table import Window
     from everstep.runtime.watch.find_workers import LocalWorker
 
 
 @dataclass(frozen=True)
 class Top:
-    """Show what each rank on this machine does, until Ctrl-C or the job's end: its pace, which one the others wait for,
-    stalls by saves, CPU, memory, device; the job's tokens per second and its newest event."""
+    """Show what each rank on this machine, or of a run on a cluster, does, until Ctrl-C or the job's end: its pace,
+    which one the others wait for, stalls by saves, CPU, memory, device; tokens per second, the newest event."""
 
     job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)] = ""
     """A run (and its train step if it has several), or a job of `everstep launch`. Default: the only one here."""
@@ -34,6 +44,10 @@ class Top:
     profile: Path | None = None
     """Have torch's profiler record each rank's next three iterations (operators, and a GPU's kernels), write a Chrome
     trace of each there, and exit."""
+    output: Annotated[Literal["text", "json"], Flag("-o")] = "text"
+    """For people, or programs: a line for each reading."""
+    namespace: Annotated[str, Flag("-n")] = ""
+    """Namespace of the run, if it is on a cluster (kube context; needs the right to exec in pods)."""
     runs: Path = Path("runs")
     """Directory of the run folders."""
 
@@ -41,34 +55,89 @@ class Top:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add_action(parser, Top, run)
-    parser.epilog = "examples: everstep top; everstep top llama-finetune-x7k2 --every 10 --times 1"
+    parser.epilog = (
+        "examples: everstep top; everstep top llama-finetune-x7k2 --every 10 --times 1; everstep top RUN -n ml"
+    )
 
 
 def run(flags: Top) -> int:
     """Print a table for each look; returns the exit code. Raises BadInput."""
     if not 2 <= flags.every <= 3600 or flags.times < 0:
         raise BadInput(f"--every {flags.every:g} --times {flags.times}: give 2 to 3600 seconds, and a number from 0 on")
-    workers, readings = workers_of(flags.runs, flags.job), 0
-    if flags.timeline is not None:
-        return _write_timeline(workers, flags.timeline)
-    if flags.profile is not None:
-        return _write_profiles(workers, flags.profile)
-    from everstep.cli.top_table import Reading, devices_of, last_event, table
-
-    devices, job = devices_of(), workers[0].board.job
-    before = Reading.take(workers, devices)
+    if flags.namespace:
+        windows = _windows_on_cluster(flags)
+    else:
+        workers = workers_of(flags.runs, flags.job)
+        if flags.timeline is not None:
+            return _write_timeline(workers, flags.timeline)
+        if flags.profile is not None:
+            return _write_profiles(workers, flags.profile)
+        windows = _windows_here(flags, workers)
     try:
-        while not flags.times or readings < flags.times:
-            time.sleep(flags.every)
-            try:
-                after = Reading.take(workers_of(flags.runs, flags.job or job), devices)
-            except BadInput:
-                break  # It has ended.
-            print(_clear(readings) + "\n".join([table(before, after), last_event(after)]), flush=True)
-            before, readings = after, readings + 1
+        for reading, (store, shown) in enumerate(windows, 1):
+            print(_text(flags, store, shown, reading), flush=True)
+            if reading == flags.times:
+                break
     except KeyboardInterrupt:
         pass
     return 0
+
+
+def _text(flags: Top, store: str, shown: "Window", reading: int) -> str:
+    import msgspec
+
+    from everstep.cli.top_table import last_event, table
+
+    if flags.output == "json":
+        return msgspec.json.encode(shown).decode()
+    head = CLEAR if sys.stdout.isatty() else "\n" * (reading > 1)
+    return head + "\n".join([table(shown, "" if flags.namespace else " here"), last_event(store, shown.job)])
+
+
+def _windows_here(flags: Top, workers: "list[LocalWorker]") -> "Iterator[tuple[str, Window]]":
+    """(URI of the job's store, what its ranks on this machine did), window after window, until none is left."""
+    from everstep.cli.top_table import Reading, devices_of, window
+
+    devices, board = devices_of(), workers[0].board
+    before = Reading.take(workers, devices)
+    while True:
+        time.sleep(flags.every)
+        try:
+            after = Reading.take(workers_of(flags.runs, flags.job or board.job), devices)
+        except BadInput:
+            return
+        yield board.store, window(before, after)
+        before = after
+
+
+def _windows_on_cluster(flags: Top) -> "Iterator[tuple[str, Window]]":
+    """The same of all pods of the run's job, until none runs. Raises BadInput."""
+    from everstep.cli.top_table import join_windows
+    from everstep.runtime.submission.route import ApiError
+
+    for flag, path in (("--timeline", flags.timeline), ("--profile", flags.profile)):
+        if path is not None:
+            raise BadInput(f"{flag} {path} is of the ranks on this machine; leave --namespace out")
+    if not flags.job:
+        raise BadInput(f"--namespace {flags.namespace}: name the run")
+    has_told = False
+    while True:
+        try:
+            job = find_on_cluster(flags.namespace, flags.job)
+            pods = running_pods(job)
+        except ApiError as error:
+            raise BadInput(f"{flags.job}: {error}") from None
+        if has_told and not pods:
+            return
+        words = ["top", job.job, "-o", "json", "--times", "1", "--every", f"{flags.every:g}"]
+        shown = join_windows(ask_pods(job, pods, words, flags.every + _POD_S))
+        if shown is not None:
+            yield store_of(job.workflow), shown
+        elif not has_told:
+            raise BadInput(f"{flags.job}: no pod of it has said what its ranks do" + ("" if pods else ": none runs"))
+        else:  # Between two rounds they have no worker.
+            time.sleep(flags.every)
+        has_told = True
 
 
 def _write_timeline(workers: "list[LocalWorker]", path: Path) -> int:
@@ -110,9 +179,3 @@ def _write_profiles(workers: "list[LocalWorker]", folder: Path) -> int:
             print(f"rank {rank}: no trace: {text[:300]}", file=sys.stderr)
             problems += 1
     return 1 if problems == len(workers) else 0
-
-
-def _clear(readings: int) -> str:
-    if sys.stdout.isatty():
-        return "\x1b[2J\x1b[H"
-    return "\n" if readings else ""

@@ -1,11 +1,12 @@
-"""What `everstep top` shows of one look at the ranks of this machine: from their boards, the kernel and the driver."""
+"""What `everstep top` shows: the ranks of a machine between two readings of their boards, the kernel and the driver."""
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+import msgspec
 import psutil
 
 from everstep.runtime.job.status import job_status
@@ -50,67 +51,133 @@ def devices_of() -> Any:
         return None
 
 
-def table(before: Reading, after: Reading) -> str:
-    """The job in one line, a line for each rank, and who is slow."""
+class RankRow(msgspec.Struct, frozen=True):
+    """What a rank did between two readings."""
+
+    node: str
+    pid: int
+    round: int
+    iteration: int
+    """The newest one."""
+    pace_hz: float
+    """Iterations per second."""
+    stall: float
+    """Share of the time that saves kept it from training, 0 to 1."""
+    cores: float
+    memory_bytes: int | None
+    """None: not known."""
+    device: str
+    phase: str
+    tokens_hz: float | None
+    """Tokens per second of all ranks together; None: this one reports none."""
+    pace: Pace
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+        return self.pace.rank
+
+
+class Window(msgspec.Struct, frozen=True):
+    """The ranks of a job between two readings."""
+
+    job: str
+    world_size: int
+    ranks: tuple[RankRow, ...]
+
+
+_WINDOW = msgspec.json.Decoder(Window)
+
+
+def window(before: Reading, after: Reading) -> Window:
+    """What the workers of a machine, of which there are some, did between two readings."""
     seconds = max(after.at - before.at, 1e-9)
     boards = {worker.board.rank: worker.board for worker in before.workers}
-    paces = [pace(boards.get(worker.board.rank, worker.board), worker.board, seconds) for worker in after.workers]
-    rows: list[tuple[str, ...]] = [_HEAD]
-    for worker, own_pace in zip(after.workers, paces, strict=True):
-        earlier = boards.get(own_pace.rank, worker.board)
-        is_same = (earlier.pid, earlier.round) == (worker.board.pid, worker.board.round)
-        stall_s = worker.board.staging_s - (earlier.staging_s if is_same else worker.board.staging_s)
-        cores = max(after.cpu_s.get(worker.board.pid, 0.0) - before.cpu_s.get(worker.board.pid, 0.0), 0.0) / seconds
-        rows.append(_row(worker, own_pace, (stall_s / seconds, cores), seconds, after.devices.get(worker.board.pid)))
+    rows = list[RankRow]()
+    for worker in after.workers:
+        board = worker.board
+        earlier = boards.get(board.rank, board)
+        own_pace = pace(earlier, board, seconds)
+        if (earlier.pid, earlier.round) != (board.pid, board.round):
+            earlier = board
+        cores = max(after.cpu_s.get(board.pid, 0.0) - before.cpu_s.get(board.pid, 0.0), 0.0) / seconds
+        rows.append(
+            RankRow(
+                node=worker.node,
+                pid=board.pid,
+                round=board.round,
+                iteration=board.number,
+                pace_hz=own_pace.iterations / seconds,
+                stall=min((board.staging_s - earlier.staging_s) / seconds, 1.0),
+                cores=cores,
+                memory_bytes=_memory_bytes(board.pid),
+                device=_device_text(after.devices.get(board.pid)),
+                phase=board.phase,
+                tokens_hz=max(board.tokens - earlier.tokens, 0.0) / seconds if board.tokens else None,
+                pace=own_pace,
+            )
+        )
+    first = after.workers[0].board
+    return Window(first.job, first.world_size, tuple(rows))
+
+
+def join_windows(texts: Iterable[str]) -> Window | None:
+    """All ranks of a job, from what each of its machines has said as JSON; None: nothing."""
+    windows = [_WINDOW.decode(text) for text in texts if text.strip()]
+    if not windows:
+        return None
+    ranks = sorted((row for some in windows for row in some.ranks), key=lambda row: row.rank)
+    return msgspec.structs.replace(windows[0], ranks=tuple(ranks))
+
+
+def table(shown: Window, here: str = "") -> str:
+    """The job in one line, a line for each rank, and who is slow. `here`: says that other machines may have more."""
+    paces = [row.pace for row in shown.ranks]
+    rows = [_HEAD, *map(_cells, shown.ranks)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([_summary(before, after, paces, seconds), *lines, *filter(None, [sentence(paces)])])
+    return "\n".join([_summary(shown, here), *lines, *filter(None, [sentence(paces)])])
 
 
-def last_event(reading: Reading) -> str:
-    """The newest event of the job, from its journal."""
-    board = reading.workers[0].board
+def last_event(store: str, job: str) -> str:
+    """The newest event of the job, from its journal in that store."""
     try:
-        status = job_status(read_state(open_store(board.store, read_only=True), board.job))
+        status = job_status(read_state(open_store(store, read_only=True), job))
         condition = status["conditions"][-1]
     except (StoreError, JournalError, ValueError, IndexError) as error:
         return f"last event: unknown: {error}"
     return f"last event: {condition['lastTransitionTime']} {condition['type']}: {condition['message']}"
 
 
-def _summary(before: Reading, after: Reading, paces: Sequence[Pace], seconds: float) -> str:
-    first, nodes = after.workers[0].board, {worker.node for worker in after.workers}
-    tokens = sum(worker.board.tokens for worker in after.workers) - sum(
-        worker.board.tokens for worker in before.workers
+def _summary(shown: Window, here: str) -> str:
+    nodes, tokens = (
+        {row.node for row in shown.ranks},
+        [row.tokens_hz for row in shown.ranks if row.tokens_hz is not None],
     )
-    has_tokens = any(worker.board.tokens for worker in after.workers)
     parts = [
-        f"iteration {max(worker.board.number for worker in after.workers)}",
-        f"{max(own_pace.iterations for own_pace in paces) / seconds:.2f} iterations/s",
-        f"{max(tokens, 0.0) / seconds:,.0f}".replace(",", " ") + " tokens/s" if has_tokens else "tokens/s not reported",
-        f"{len(after.workers)} of {first.world_size} ranks here",
-        f"{len(nodes)} node{'' if len(nodes) == 1 else 's'} here",
+        f"iteration {max(row.iteration for row in shown.ranks)}",
+        f"{max(row.pace_hz for row in shown.ranks):.2f} iterations/s",
+        f"{sum(tokens):,.0f}".replace(",", " ") + " tokens/s" if tokens else "tokens/s not reported",
+        f"{len(shown.ranks)} of {shown.world_size} ranks{here}",
+        f"{len(nodes)} node{'' if len(nodes) == 1 else 's'}{here}",
     ]
-    return f"{first.job}: {', '.join(parts)}"
+    return f"{shown.job}: {', '.join(parts)}"
 
 
-def _row(
-    worker: LocalWorker,
-    own_pace: Pace,
-    stall_and_cores: tuple[float, float],
-    seconds: float,
-    device: DeviceReading | None,
-) -> tuple[str, ...]:
-    board, (stall, cores) = worker.board, stall_and_cores
-    try:
-        memory = f"{psutil.Process(board.pid).memory_info().rss / (1 << 20):.0f} MiB"
-    except psutil.Error:
-        memory = "-"
+def _cells(row: RankRow) -> tuple[str, ...]:
+    memory = "-" if row.memory_bytes is None else f"{row.memory_bytes / (1 << 20):.0f} MiB"
     return (
-        str(board.rank), worker.node, str(board.pid), str(board.round), str(board.number),
-        f"{own_pace.iterations / seconds:.2f}", f"{own_pace.waited * 100:.0f} %" if own_pace.iteration_s else "-",
-        f"{min(stall, 1.0) * 100:.1f} %", f"{cores:.2f}", memory, _device_text(device), board.phase or "-",
+        str(row.rank), row.node, str(row.pid), str(row.round), str(row.iteration), f"{row.pace_hz:.2f}",
+        f"{row.pace.waited * 100:.0f} %" if row.pace.iteration_s else "-", f"{row.stall * 100:.1f} %",
+        f"{row.cores:.2f}", memory, row.device, row.phase or "-",
     )  # fmt: skip
+
+
+def _memory_bytes(pid: int) -> int | None:
+    try:
+        return psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        return None
 
 
 def _device(worker: LocalWorker, nvml: Any) -> DeviceReading | None:

@@ -93,8 +93,10 @@ class TelemetrySender:
         self.add({**report.values, **place})
 
     def add_shown(self, shown: ShownIteration) -> None:
-        """Queue an iteration that rank 0's board shows."""
+        """Queue an iteration that rank 0's board shows, or several."""
         place = {"round": shown.round, "iteration": shown.iteration, "rank": 0}
+        if shown.count > 1:
+            place["iterations"] = shown.count
         times = {"seconds": shown.seconds, "stall_s": shown.stall_s, "evaluation_s": shown.evaluation_s}
         self.add({**{name: round(seconds, 4) for name, seconds in times.items()}, **place}, shown.ended_at)
 

@@ -289,6 +289,7 @@ class Workers:
         """Send the signal, after `grace_s` SIGKILL; returns when all workers are dead. Spares get SIGKILL at once."""
         self._kill(self.spares.numbers())
         self.signal_all(signum)
+        self.signal_all(signal.SIGCONT)  # A stopped worker receives the signal, too (systemd.kill, "KillSignal=").
         try:
             async with asyncio.timeout(grace_s):
                 await self.wait_until_gone()

@@ -35,6 +35,7 @@ from everstep.runtime.job.state import State, round_number
 from everstep.runtime.master import request_validation
 from everstep.runtime.master.journaled_brain import EVIDENCE, JournaledBrain
 from everstep.runtime.master.metrics import CONTENT_TYPE, Metrics
+from everstep.runtime.master.telemetry import LineFilter
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token import Bearer
 from everstep.runtime.protocol.messages import (
@@ -86,7 +87,7 @@ class Endpoints:
         self.credentials = credentials
         self._bearer = Bearer(credentials.token)
         self._on_telemetry = on_telemetry
-        self._metrics = Metrics()
+        self._metrics, self._lines = Metrics(), LineFilter()
         self._unauthorized = self._malformed = self._misplaced = 0
         self._blob: tuple[int, bytes] = 0, b""
         self._posts: Mapping[str, Callable[[Read], Awaitable[Reply]]] = {
@@ -163,8 +164,9 @@ class Endpoints:
     async def _post_heartbeat(self, read: Read) -> Reply:
         beat = request_validation.parse_message(Heartbeat, await read())
         self._brain.feed(HeartbeatSeen(beat))
-        self._metrics.on_heartbeat(beat, self._brain.clock())
-        stored_number = self._on_telemetry(beat)
+        new_beat = msgspec.structs.replace(beat, telemetry=self._lines.new_lines(beat)) if beat.telemetry else beat
+        self._metrics.on_heartbeat(new_beat, self._brain.clock())
+        stored_number = self._on_telemetry(new_beat)
         if not beat.telemetry:
 
             def ready(state: State) -> bool:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from everstep.runtime.job.replicas import desired_size
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.job.state import State
+from everstep.runtime.master.telemetry import count_iterations
 from everstep.runtime.protocol.messages import Heartbeat
 from everstep.runtime.watch.slow_ranks import Pace
 
@@ -85,7 +86,7 @@ class Metrics:
             if line.get("kind") not in (None, "iteration") or line.get("rank") or "iteration" not in line:
                 continue
             seconds = max(_number(line.get("seconds")), 0.0)
-            self._iterations += 1
+            self._iterations += count_iterations(line)
             self._seconds += seconds
             self._stall_s += min(max(_number(line.get("stall_s")), 0.0), seconds)
             self._tokens += int(max(_number(line.get("tokens")), 0.0))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from everstep.runtime.protocol.messages import Heartbeat
 from everstep.runtime.store import NoSuchKey, Store, StoreError
 
 VERSION = 1
@@ -36,6 +37,28 @@ _PACKED = "-packed.jsonl"
 _log = logging.getLogger(__name__)
 
 
+class LineFilter:
+    """Knows which lines this master has had: an agent that gets no answer sends its lines again."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, tuple[int, int]] = {}
+        """By node: the life of its agent, and the newest `n`."""
+
+    def new_lines(self, beat: Heartbeat) -> tuple[Line, ...]:
+        """The lines of a heartbeat that have not come before. An agent sends the next ones only after an answer."""
+        life, newest = self._newest.get(beat.node, (beat.life, 0))
+        if life != beat.life:
+            newest = 0
+        lines = tuple(line for line in beat.telemetry if _number(line) > newest or "n" not in line)
+        self._newest[beat.node] = beat.life, max([newest, *map(_number, lines)])
+        return lines
+
+
+def _number(line: Line) -> int:
+    number = line.get("n")
+    return number if isinstance(number, int) else 0
+
+
 class Telemetry:
     """Collects lines and writes them to the store every few seconds."""
 
@@ -56,8 +79,7 @@ class Telemetry:
         """Add lines that a node reported."""
         for line in lines:
             self._lines.append({"v": VERSION, "time": now, **line, "node": node})
-            number = line.get("n")
-            self._reported[node] = max(self._reported.get(node, 0), number if isinstance(number, int) else 0)
+            self._reported[node] = max(self._reported.get(node, 0), _number(line))
         if len(self._lines) > MAX_BUFFERED_LINES:
             self.dropped += len(self._lines) - MAX_BUFFERED_LINES
             self._lines = self._lines[-MAX_BUFFERED_LINES:]
@@ -140,7 +162,8 @@ def pack(store: Store, job: str) -> None:
 
 def thin_lines(lines: Iterable[Line]) -> list[Line]:
     """The old lines that a report needs: rank 0's iterations, merged into groups after the FIRST_ITERATIONS of a round,
-    and the newest OTHER_LINES of other kinds. A group keeps its last line, with the seconds and tokens of all."""
+    and the newest OTHER_LINES of other kinds. A group keeps its last line, with the seconds and tokens of all, and says
+    how many `iterations` it is."""
     others: list[Line] = []
     rounds: dict[int, dict[int, dict[str, Any]]] = {}
     for line in lines:
@@ -166,7 +189,13 @@ def _merge_lines(some: list[dict[str, Any]]) -> Line:
         for key in ("seconds", "stall_s", "evaluation_s", "copy_s", "staged_bytes", "tokens")
         if key in some[-1]
     }
-    return {**some[-1], **sums}
+    return {**some[-1], **sums, "iterations": sum(count_iterations(line) for line in some)}
+
+
+def count_iterations(line: Line) -> int:
+    """How many iterations a line tells of: the newest is its `iteration`, its seconds and tokens are of all."""
+    count = line.get("iterations")
+    return count if isinstance(count, int) and count > 0 else 1
 
 
 def _encode_lines(lines: Iterable[Line]) -> bytes:

@@ -9,7 +9,7 @@ A message may arrive twice, late, or out of order. These fields identify a dupli
 - Join: (`life`, `number`) rises. An agent sends the next join only after an answer, and the master answers only after
   it has journaled the number. Invariant: a duplicate of an answered join is never above the journaled number.
 - Heartbeat: `number` rises, and `join` is the number of the newest join. A heartbeat therefore cannot contradict a
-  seat that the agent does not know yet.
+  seat that the agent does not know yet. A line of its telemetry: (`life`, `n`) rises.
 - Leaving: `life`. WorkerExit, Finished and SelfTest: `round`; a node sends one of each per round. Dumped: `directive`.
 - ShardRequest: (`round`, `number`) rises for each worker and queue.
 - Persisted: the shard itself. It is stored once; a shard that was deleted from the store is not stored again.

@@ -163,7 +163,7 @@ def ledger(history: History, begin: float, end: float) -> Ledger | None:
         life = _Life(history.lives, rounds, min(begin, events[0].time) if node in early else None)
         if parts := tuple(_parts(life, events, begin, end)):
             nodes.append(NodeLedger(node, parts))
-    iterations = sum(begin < point.time <= end for point in history.points)
+    iterations = sum(point.count for point in history.points if begin < point.time <= end)
     return Ledger(begin, end, tuple(nodes), iterations) if nodes else None
 
 

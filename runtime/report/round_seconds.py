@@ -14,11 +14,11 @@ from everstep.runtime.report.activity import Activity
 from everstep.runtime.report.node_lives import FAULTLESS, RoundLife
 
 PACE_ITERATIONS = 20
-"""A round's pace is the median of its iterations from the second to this one: packed telemetry keeps each of them."""
+"""A round's pace is the median of its lines from the second to this one: packed telemetry keeps each of them."""
 
 
 class Iteration(Protocol):
-    """What is needed of a finished iteration (`history.Point`)."""
+    """What is needed of a finished iteration, or of several that were reported as one (`history.Point`)."""
 
     @property
     def time(self) -> float: ...
@@ -32,6 +32,8 @@ class Iteration(Protocol):
     def evaluation_s(self) -> float: ...
     @property
     def restore_s(self) -> float: ...
+    @property
+    def count(self) -> int: ...
 
 
 class Stretch(NamedTuple):
@@ -85,11 +87,13 @@ class RoundSeconds:
 
 
 def pace(iterations: Sequence[Iteration]) -> float:
-    """Seconds that an iteration of the round takes."""
-    some = [iteration.seconds for iteration in iterations[1:PACE_ITERATIONS]] or [
-        iteration.seconds for iteration in iterations
-    ]
+    """Seconds that an iteration of the round takes, without saves and evaluation."""
+    some = [_mean_training_s(iteration) for iteration in iterations[1:PACE_ITERATIONS] or iterations]
     return median_low(some) if some else 0.0
+
+
+def _mean_training_s(iteration: Iteration) -> float:
+    return max(iteration.seconds - iteration.stall_s - iteration.evaluation_s, 0.0) / iteration.count
 
 
 class _Filler:
@@ -116,10 +120,14 @@ def _fill(life: RoundLife, iterations: Sequence[Iteration], iteration_before: in
             filler.until(first - iteration.restore_s, Activity.STARTUP)
             filler.until(first, Activity.RESTORE)
         trained_at = iteration.time - min(iteration.stall_s, iteration.seconds)
+        training_s, evaluated_at = _mean_training_s(iteration), trained_at - iteration.evaluation_s
         if at == 0 and len(iterations) > 1:
-            filler.until(min(filler.at + iteration.seconds - usual, trained_at), Activity.COMPILE)
-        work = Activity.RECOMPUTED if iteration.iteration <= iteration_before else Activity.PRODUCTIVE
-        filler.until(trained_at - iteration.evaluation_s, work)
+            compiled_s = (training_s - usual) * iteration.count
+            filler.until(min(filler.at + compiled_s, trained_at), Activity.COMPILE)
+        new_count = min(iteration.iteration - iteration_before, iteration.count)
+        if new_count < iteration.count:
+            filler.until(evaluated_at - max(new_count, 0) * training_s, Activity.RECOMPUTED)
+        filler.until(evaluated_at, Activity.PRODUCTIVE)
         filler.until(trained_at, Activity.EVALUATION)
         filler.until(iteration.time, Activity.SAVE)
     _fill_rest(filler, life, iterations, usual, end)

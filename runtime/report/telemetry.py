@@ -11,12 +11,13 @@ from everstep.runtime.report.restores import Restores, StateRestored
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One finished iteration, from its telemetry."""
+    """One finished iteration from its telemetry, or several that one line tells of."""
 
     time: float
     """When the iteration finished."""
     round: int
     iteration: int
+    """The newest one."""
     loss: float | None = None
     tokens: float | None = None
     seconds: float = 0.0
@@ -33,6 +34,8 @@ class Point:
     """In the first iteration of a round: how long rank 0 restored its state before."""
     first_sample: int | None = None
     """Number of the first sample of its batch, as rank 0 read it: the same for any number of ranks."""
+    count: int = 1
+    """How many iterations these are."""
 
 
 class Figures(NamedTuple):
@@ -79,6 +82,7 @@ def read_telemetry(lines: Iterable[Mapping[str, Any]]) -> Figures:
             copy_s=max(_number(line.get("copy_s")) or 0.0, 0.0),
             restore_s=max(_number(line.get("restore_s")) or 0.0, 0.0),
             first_sample=None if (first := _number(line.get("first_sample"))) is None else int(first),
+            count=max(int(_number(line.get("iterations")) or 1), 1),
         )
         by_round.setdefault(point.round, {})[point.iteration] = point
     points = [point for some in by_round.values() for point in some.values()]

@@ -21,7 +21,7 @@ THREAD = "everstep-watch"
 """The worker's thread that counts collectives."""
 STACK_SIGNAL = signal.SIGRTMIN + 9
 """A worker answers it by a dump to `stack_file`; libraries use the first real-time signals."""
-_MAGIC = b"EVSBRD02"
+_MAGIC = b"EVSBRD03"
 _HEAD = struct.Struct("=8s5q")
 _PROGRESS_AT, _PROGRESS = 64, struct.Struct("=qd32s")
 _COLLECTIVES_AT, _COLLECTIVES = 128, struct.Struct("=4qd80s")
@@ -30,7 +30,8 @@ _JOB_AT, _JOB_BYTES = 384, 128
 _SPENT_AT, _SPENT = 512, struct.Struct("=4dq")
 _STORE_AT, _STORE_BYTES = 576, 256
 _ENDED_AT, _ENDED = 832, struct.Struct("=qd")
-_SIZE = 848
+_FIRST_AT, _FIRST = 848, struct.Struct("=3d")
+_SIZE = 872
 _PHASE_BYTES, _NAME_BYTES = 32, 80
 
 
@@ -94,9 +95,10 @@ class BoardWriter:
         """Add tokens that all ranks have trained on."""
         self._spent[3] += count
 
-    def set_earlier(self, count: int) -> None:
-        """Say how many iterations earlier processes made."""
-        self._earlier[4] = count
+    def begin_counting(self, earlier: int, now: float) -> None:
+        """Say that the first iteration ends now, and how many iterations earlier processes made."""
+        self._earlier[4] = earlier
+        _FIRST.pack_into(self._memory, _FIRST_AT, now, self._spent[1], self._spent[2])
 
     def set_collectives(self, entered_count: int, completed_count: int, name: str, now: float) -> None:
         """Say which collective was entered last, and which finished."""
@@ -123,7 +125,7 @@ def read_board(path: Path) -> Board | None:
                 pid, rank, world_size, local_rank, round_, _text(data[_JOB_AT:_SPENT_AT]), iteration,
                 changes + iteration, max(changed_at, ended_at), _text(phase), entered_count, completed_count, samples,
                 waits, sampled_at, _text(name), recent, data_s, staging_s, evaluation_s, tokens, earlier, ended_at,
-                _text(data[_STORE_AT:_ENDED_AT]),
+                _text(data[_STORE_AT:_ENDED_AT]), *_FIRST.unpack_from(data, _FIRST_AT),
             )  # fmt: skip
     return None
 

@@ -50,6 +50,12 @@ class Board(NamedTuple):
     """Unix time of the newest iteration's end; 0: there is none."""
     store: str = ""
     """URI of the job's store."""
+    first_ended_at: float = 0.0
+    """Unix time of the first iteration's end."""
+    first_staging_s: float = 0.0
+    """Of `staging_s`: up to that time."""
+    first_evaluation_s: float = 0.0
+    """Of `evaluation_s`: up to that time."""
 
     @property
     def number(self) -> int:

@@ -180,7 +180,9 @@ class _Watch:
         if self._optimizer is not None:
             return False
         self._optimizer = id(optimizer)
-        self._board.set_earlier(_earlier_steps(optimizer))
+        if self._phase == EVALUATION:
+            self.set_phase("")
+        self._board.begin_counting(_earlier_steps(optimizer), time.time())
         return True
 
     def hook_modules(self, module: Any) -> None:

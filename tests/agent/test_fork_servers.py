@@ -104,6 +104,21 @@ def test_the_clone_of_a_killed_fork_server_forks_the_next_workers_and_imports_no
     play(story)
 
 
+def test_a_stopped_worker_receives_the_signal_to_end(play: Play) -> None:
+    async def story(node: Node) -> None:
+        await node.start()
+        while not (node.folder / "log").read_bytes():  # Before its script runs, it ignores signals.
+            await asyncio.sleep(0.01)
+        worker = psutil.Process(next(iter(node.workers.pids().values())))
+        worker.suspend()
+        while worker.status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0.01)
+        await node.workers.end(10 * DEADLINE_S, signal.SIGTERM)
+        assert (await node.ends.get()).exit_code == -signal.SIGTERM
+
+    play(story)
+
+
 def test_a_killed_clone_is_followed_by_another(play: Play) -> None:
     async def story(node: Node) -> None:
         used = await node.start()

@@ -24,7 +24,10 @@ class Script:
             recent = list(board.recent)
             recent[(board.iteration + 1) % RECENT] = iteration_s if board.iteration else 0.0
             ended_at = (board.ended_at or 1000.0) + iteration_s
-            self.board = board._replace(iteration=board.iteration + 1, ended_at=ended_at, recent=tuple(recent))
+            self.board = board._replace(
+                iteration=board.iteration + 1, ended_at=ended_at, recent=tuple(recent),
+                first_ended_at=board.first_ended_at or ended_at,
+            )  # fmt: skip
         assert self.board is not None
         spent = {"staging_s": self.board.staging_s + stall_s, "evaluation_s": self.board.evaluation_s + evaluation_s}
         self.board = self.board._replace(**spent)
@@ -60,14 +63,36 @@ def test_many_iterations_of_one_look_are_one_line() -> None:
     script.watch.look()
     script.train(*[0.125] * 40)
     script.watch.look()
-    assert script.told[1:] == [ShownIteration(1, 41, 1006.0, 5.0)]
+    assert script.told[1:] == [ShownIteration(1, 41, 1006.0, 5.0, count=40)]
+
+
+def test_the_first_iteration_of_many_is_told_alone_because_its_seconds_are_not_known() -> None:
+    script = Script()
+    script.train(*[0.125] * 41)
+    script.watch.look()
+    assert script.told == [ShownIteration(1, 1, 1000.125, 0.0), ShownIteration(1, 41, 1005.125, 5.0, count=40)]
+
+
+def test_an_evaluation_that_began_after_the_newest_iteration_is_of_the_next_one() -> None:
+    script = Script()
+    script.train(1.0)
+    script.watch.look()
+    script.train(0.5, 0.25, evaluation_s=2.0)
+    script.watch.look()
+    script.train(2.0, 0.5)
+    script.watch.look()
+    assert [(iteration.iteration, iteration.evaluation_s) for iteration in script.told[1:]] == [
+        (2, 0.5), (3, 0.25), (4, 1.25), (5, 0.0)
+    ]  # fmt: skip
 
 
 def test_another_process_counts_on_where_its_optimizer_has_come_to() -> None:
     script = Script()
     script.train(1.0, 1.0)
     script.watch.look()
-    script.board = Board(8, 0, 2, 0, 2, iteration=1, earlier=2, ended_at=2000.0, recent=(0.0,) * RECENT)
+    script.board = Board(
+        8, 0, 2, 0, 2, iteration=1, earlier=2, ended_at=2000.0, recent=(0.0,) * RECENT, first_ended_at=2000.0
+    )
     script.watch.look()
     assert script.told[-1] == ShownIteration(2, 3, 2000.0, 0.0)
 
@@ -92,4 +117,5 @@ def test_however_often_one_looks_all_seconds_are_told(looks: list[list[float]]) 
     told = script.told[1:]
     assert sum(iteration.seconds for iteration in told) == pytest.approx(sum(map(sum, looks)))
     assert [iteration.ended_at for iteration in told] == sorted(iteration.ended_at for iteration in told)
-    assert (told[-1].iteration if told else 1) == 1 + sum(map(len, looks))
+    assert (told[-1].iteration if told else 1) == 1 + sum(iteration.count for iteration in told)
+    assert sum(iteration.count for iteration in told) == sum(map(len, looks))

@@ -33,15 +33,15 @@ def job(training: Training) -> Iterator[Training]:
     training.finish()
 
 
-def stacks(job: Training, *words: str) -> subprocess.CompletedProcess[str]:
-    """`everstep stacks` of a user whose kube context is the cluster."""
+def ask(job: Training, verb: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """`everstep stacks` or `top` of a user whose kube context is the cluster."""
     variables = {**os.environ, **job.cluster.store, "KUBECONFIG": str(ADMIN)}
-    command = [sys.executable, "-m", "everstep", "stacks", job.name, "--namespace", NAMESPACE, *words]
+    command = [sys.executable, "-m", "everstep", verb, job.name, "--namespace", NAMESPACE, *words]
     return subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
 
 
 def test_one_command_shows_the_stacks_of_all_pods(job: Training, tmp_path: Path) -> None:
-    completed = stacks(job, "--to", str(tmp_path))
+    completed = ask(job, "stacks", "--to", str(tmp_path))
     assert completed.returncode == 0, completed.stderr
     assert "paced.py" in completed.stdout
     assert f"@0-{NODES - 1}|" in completed.stdout, "the main threads of all ranks are one tree"
@@ -51,6 +51,14 @@ def test_one_command_shows_the_stacks_of_all_pods(job: Training, tmp_path: Path)
     assert all(look["stacks"]["threads"] for look in stacks_by_rank)
     assert json.loads((tmp_path / "speedscope.json").read_text())["profiles"]
     assert "<svg" in (tmp_path / "py_stack.svg").read_text()
+
+
+def test_one_command_shows_the_ranks_of_all_pods(job: Training) -> None:
+    completed = ask(job, "top", "--times", "2", "--every", "4")
+    assert completed.returncode == 0, completed.stderr
+    lines = completed.stdout.splitlines()
+    assert sum(f"{NODES} of {NODES} ranks, {NODES} nodes" in line for line in lines) == 2, completed.stdout
+    assert sum(line.startswith("last event: 20") for line in lines) == 2, completed.stdout
 
 
 def test_a_run_that_is_not_there_is_refused_in_one_line(job: Training) -> None:
@@ -69,14 +77,14 @@ def test_the_page_lists_the_namespaces_runs_and_shows_its_training(
     for name, value in job.cluster.store.items():
         monkeypatch.setenv(name, value)
 
-    async def ask() -> tuple[object, object]:
+    async def ask_page() -> tuple[object, object]:
         async with served_from(ClusterRuns(NAMESPACE)) as address, aiohttp.ClientSession() as session:
             return (
                 await first_event(session, f"{address}/api/list", "runs"),
                 await first_event(session, f"{address}/api/run?place={NAMESPACE}&name={job.name}", "run"),
             )
 
-    listed, run = asyncio.run(ask())
+    listed, run = asyncio.run(ask_page())
     assert job.name in json.dumps(listed)
     assert "worker-0-0" in json.dumps(run)
     assert "iteration" in json.dumps(run)

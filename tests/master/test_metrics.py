@@ -18,11 +18,12 @@ def scrape(**headers: str) -> Reply:
         shell = Shell(JobSpec("j", {"worker": RoleSpec(2, 1)}, hosts=""), store)
         await shell.open()
         first, _ = await asyncio.gather(shell.join("worker-0-0"), shell.join("worker-1-0"))
-        line = {"v": 1, "n": 1, "iteration": 7, "round": 1, "rank": 0, "loss": 2.5, "tokens": 10, "seconds": 2}
+        line = {"v": 1, "n": 1, "iteration": 7, "iterations": 5, "round": 1, "rank": 0, "loss": 2.5, "tokens": 10}
         for node in ("worker-0-0", "worker-1-0"):
             lines, paces = ((line,), (Pace(0, 4, 50, 0.25, 2.0),)) if node < "worker-1" else ((), ())
             beat = Heartbeat(node, first.round, iteration=7, telemetry=lines, paces=paces)
-            await asyncio.wait_for(shell.ask("heartbeat", beat), 100)
+            for _ in range(2):  # The first answer is lost.
+                await asyncio.wait_for(shell.ask("heartbeat", beat), 100)
         reply = await shell.request("GET", "/metrics", b"", **headers)
         await shell.close()
         return reply
@@ -35,6 +36,7 @@ def test_metrics_of_all_nodes_are_openmetrics() -> None:
     text = reply.body.decode()
     assert (reply.status, reply.content_type) == (200, CONTENT_TYPE)
     assert text.endswith("# EOF\n")
+    assert "everstep_iterations_total 5\n" in text
     assert "everstep_tokens_total 10\n" in text
     assert 'everstep_node_iteration{node="worker-1-0",role="worker",host="h"} 7\n' in text
     assert 'everstep_nodes_desired{role="worker"} 2\n' in text

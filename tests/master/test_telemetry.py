@@ -4,7 +4,8 @@ import asyncio
 import json
 from pathlib import Path
 
-from everstep.runtime.master.telemetry import Telemetry, flush_interval
+from everstep.runtime.master.telemetry import LineFilter, Telemetry, flush_interval
+from everstep.runtime.protocol.messages import Heartbeat
 from everstep.runtime.store import StoreError, open_store
 from tests.master.shell import TroubledStore, in_virtual_time, passes
 
@@ -55,6 +56,20 @@ def test_a_training_is_stored_as_often_however_long_its_nodes_took_to_start() ->
 
     in_virtual_time(store, story)
     assert len(store.objects) == 8, "every half of a second of its four"
+
+
+def test_a_line_that_is_sent_again_counts_once_and_another_agent_numbers_its_own() -> None:
+    lines = LineFilter()
+
+    def new_lines(life: int, *numbers: int) -> list[object]:
+        beat = Heartbeat("a", 1, telemetry=tuple({"n": number} for number in numbers), life=life)
+        return [line["n"] for line in lines.new_lines(beat)]
+
+    assert new_lines(1, 5, 6) == [5, 6]
+    assert new_lines(1, 5, 6, 7) == [7]
+    assert new_lines(2, 3, 4) == [3, 4]
+    assert new_lines(2, 4) == []
+    assert lines.new_lines(Heartbeat("b", 1, telemetry=({"loss": 1.0},))) == ({"loss": 1.0},)
 
 
 def _refuse(*_: object) -> None:

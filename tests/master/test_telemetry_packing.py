@@ -47,6 +47,7 @@ def test_old_lines_thinned_tell_the_same_rounds_restarts_and_seconds() -> None:
     assert ledger_before is not None
     assert ledger_after is not None
     assert ledger_after.goodput == pytest.approx(ledger_before.goodput)
+    assert ledger_after.iterations == ledger_before.iterations
     assert {e.activity: e.seconds for e in ledger_after.entries} == pytest.approx(
         {e.activity: e.seconds for e in ledger_before.entries}, abs=1e-6
     )

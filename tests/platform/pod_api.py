@@ -148,10 +148,14 @@ class PodApi:
             return _no(404, "the server could not find the requested resource")
         if request.method == "POST":
             return self._create(request, there, await request.json())
-        key, _, value = request.query["labelSelector"].partition("=")
+        key, equals, value = request.query["labelSelector"].partition("=")
         if request.query.get("watch") == "true":
             return await self._watch(request, int(request.query["resourceVersion"]), (key, value))
-        pods = [pod for pod in there.values() if pod["metadata"]["labels"].get(key) == value]
+        pods = [
+            pod
+            for pod in there.values()
+            if (pod["metadata"]["labels"].get(key) == value if equals else key in pod["metadata"]["labels"])
+        ]
         return web.json_response({"items": pods, "metadata": {"resourceVersion": str(self._version)}})
 
     def _create(self, request: web.Request, there: dict[str, Object], body: Object) -> web.Response:

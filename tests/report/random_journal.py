@@ -81,14 +81,17 @@ class RandomJournal:
         self._trained = 0
 
     def _iterate(self) -> None:
-        seconds = self._chance.randint(1, 4)
+        count, each_s = self._chance.choice((1, 1, 1, 2, 3)), self._chance.randint(1, 4)
+        stall, evaluation = self._chance.choice((0, 0, 1)), int(each_s == 3)
+        seconds = count * each_s + stall + evaluation
         self.time += seconds
-        self._iteration += 1
-        stall = self._chance.choice((0, 0, 1)) if seconds > 2 else 0
+        self._iteration += count
         line = {
             "time": self.time, "round": self._round, "iteration": self._iteration, "rank": 0, "seconds": seconds,
-            "stall_s": stall, "evaluation_s": 1 if seconds == 4 else 0,
+            "stall_s": stall, "evaluation_s": evaluation,
         }  # fmt: skip
+        if count > 1:
+            line["iterations"] = count
         if not self._trained and self._chance.random() < 0.5:
             line["restore_s"] = 1
         self._trained += 1

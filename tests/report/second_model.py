@@ -14,6 +14,11 @@ from everstep.runtime.report.activity import Activity
 Lines = Sequence[Mapping[str, Any]]
 
 
+def _training_s(line: Mapping[str, Any]) -> float:
+    """What one of the line's iterations took, without what was no training."""
+    return (line["seconds"] - line["stall_s"] - line.get("evaluation_s", 0)) / line.get("iterations", 1)
+
+
 class Model:
     """What each second of each node was spent on, by looking at all records each time."""
 
@@ -140,21 +145,24 @@ class Model:
             if t < point["time"]:
                 begin = points[at - 1]["time"] if at else max(first, self.rounds[number].time)
                 return self._in_iteration(points, at, begin, t)
-        others = [earlier["seconds"] for earlier in points[1:20]]
-        pace = median_low(others) if others else points[0]["seconds"]
+        others = [_training_s(earlier) for earlier in points[1:20]]
+        pace = median_low(others) if others else _training_s(points[0])
         return self._after(t, died, detected_at, Activity.RECOMPUTED, number, points[-1]["time"] + pace)
 
     def _in_iteration(self, points: Lines, at: int, begin: float, t: float) -> Activity:
         point = points[at]
         if t > point["time"] - point["stall_s"]:
             return Activity.SAVE
-        others = [earlier["seconds"] for earlier in points[1:20]]
-        if at == 0 and others and t < begin + point["seconds"] - median_low(others):
+        others, count = [_training_s(earlier) for earlier in points[1:20]], point.get("iterations", 1)
+        if at == 0 and others and t < begin + count * (_training_s(point) - median_low(others)):
             return Activity.COMPILE
         if t > point["time"] - point["stall_s"] - point.get("evaluation_s", 0):
             return Activity.EVALUATION
-        before = [line["iteration"] for line in self.lines if line["round"] < point["round"]]
-        return Activity.RECOMPUTED if point["iteration"] <= max(before, default=0) else Activity.PRODUCTIVE
+        before = max((line["iteration"] for line in self.lines if line["round"] < point["round"]), default=0)
+        trained_at = point["time"] - point["stall_s"] - point.get("evaluation_s", 0)
+        following = int((trained_at - t) // _training_s(point))
+        iteration = max(point["iteration"] - following, point["iteration"] - count + 1)
+        return Activity.RECOMPUTED if iteration <= before else Activity.PRODUCTIVE
 
     def _death(self, number: int) -> tuple[float | None, float]:
         """(When the first worker died, when that was known) in that round."""

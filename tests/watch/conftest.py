@@ -1,4 +1,4 @@
-"""Launchers of plain scripts, and a disk that is slow for some of their processes."""
+"""Launchers of plain scripts, a disk that is slow for some of their processes, and swap."""
 
 import os
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ import pytest
 
 from tests.control_groups import GROUPS, control_group
 from tests.launch.launchers import Launcher
+from tests.swap_files import swap_file
 
 
 @pytest.fixture
@@ -30,4 +31,17 @@ def slow_disk(tmp_path: Path, launcher: Launcher) -> Iterator[str]:
         except OSError as error:
             pytest.skip(f"no disk can be made slow here: {error}")
         yield str(group)
+        launcher.close()
+
+
+@pytest.fixture
+def swap(tmp_path: Path, launcher: Launcher) -> Iterator[str]:
+    """Text that is not empty: there is swap for 128 MiB."""
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(swap_file(tmp_path, 128 << 20))
+        except OSError:
+            yield ""
+        else:
+            yield "here"
         launcher.close()

@@ -91,26 +91,29 @@ def test_iterations_phases_and_collectives_are_seen_from_outside(forks: Forks, t
 
 def test_a_board_reads_back_what_was_written(tmp_path: Path) -> None:
     writer = BoardWriter(str(tmp_path / "board-1"), Board(7, 5, 8, 1, 2, "a job", store="s3://bucket/prefix"))
-    writer.set_earlier(40)
+    writer.add_spent(staging_s=0.5, evaluation_s=1.0)
+    writer.begin_counting(40, 11.0)
     writer.set_phase("evaluation", 10.0)
     writer.finish_iteration(0.5, 11.0)
     writer.finish_iteration(0.7, 12.0)
     writer.set_collectives(9, 8, "all_reduce [3]", 13.0)
     writer.add_data(0.25)
     writer.add_data(0.25)
-    writer.add_spent(staging_s=2.0, evaluation_s=3.0)
+    writer.add_spent(staging_s=1.5, evaluation_s=2.0)
     writer.add_tokens(512)
     assert read_board(tmp_path / "board-1") == Board(
         7, 5, 8, 1, 2, "a job", 2, 3, 12.0, "evaluation", 9, 8, 1, 1, 13.0, "all_reduce [3]",
         (0.0, 0.5, 0.7, *[0.0] * (RECENT - 3)),
-        0.5, 2.0, 3.0, 512.0, 40, 12.0, "s3://bucket/prefix",
+        0.5, 2.0, 3.0, 512.0, 40, 12.0, "s3://bucket/prefix", 11.0, 0.5, 1.0,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("content", [b"", b"EVSBRD01", bytes(832), b"EVSBRD99" + bytes(824)])
-def test_what_is_no_board_is_none(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "board-0").write_bytes(content)
-    assert read_board(tmp_path / "board-0") is None
+def test_what_is_no_board_is_none(tmp_path: Path) -> None:
+    BoardWriter(str(tmp_path / "board-0"), Board(7, 0, 1, 0, 1))
+    whole = (tmp_path / "board-0").read_bytes()
+    for content in (b"", whole[:8], whole[:-1], bytes(len(whole)), b"EVSBRD99" + whole[8:]):
+        (tmp_path / "board-1").write_bytes(content)
+        assert read_board(tmp_path / "board-1") is None, content
 
 
 def test_boards_of_processes_that_have_ended_do_not_count(tmp_path: Path) -> None:

@@ -33,11 +33,15 @@ for iteration in range(40):
 """
 PAGED_OUT = """
     import mmap
-    with open(f"memory-{rank}", "wb+") as file:
+    if os.environ["SWAP"]:
+        memory = mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.write(os.urandom(64 << 20))
+    else:  # Where no swap can be turned on, its pages are read back from a file.
+        file = open(f"memory-{rank}", "wb+")
         file.write(os.urandom(64 << 20))
         os.fsync(file.fileno())
         memory = mmap.mmap(file.fileno(), 64 << 20)
-        memory.madvise(mmap.MADV_RANDOM)
+    memory.madvise(mmap.MADV_RANDOM)
     while True:
         memory.madvise(21)  # MADV_PAGEOUT
         sum(memory[at] for at in range(0, len(memory), 4096))
@@ -118,7 +122,10 @@ def test_the_rank_that_hangs_is_named_before_the_job_fails(
     launcher: Launcher, case: str, request: pytest.FixtureRequest, record_property: Note
 ) -> None:
     planted, pattern = HANGS[case]
-    more = {"SLOW_DISK": request.getfixturevalue("slow_disk")} if planted is SLOW_DISK else {}
+    needed = {SLOW_DISK: "slow_disk", PAGED_OUT: "swap"}.get(planted)
+    more = {needed.upper(): request.getfixturevalue(needed)} if needed else {}
+    if more.get("SWAP"):
+        pattern = rf"{pattern} a second, \d+ MiB are in swap in planted"
     outcome = run(launcher, SCRIPT.replace("PLANTED", planted.strip()).replace("BEFORE", ""), **more)
     assert (launcher.folder / "planted-1").exists()
     assert_named(outcome, pattern, launcher, record_property)

@@ -78,11 +78,15 @@ def work():
         os.preadv(file, [buffer], 0)
 """,
     SlowPart.MEMORY: """
-if slow:
+if slow and os.environ["SWAP"]:
+    memory = mmap.mmap(-1, 32 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.write(os.urandom(32 << 20))
+elif slow:  # Where no swap can be turned on, its pages are read back from a file.
     file = open("memory", "wb+")
     file.write(os.urandom(32 << 20))
     os.fsync(file.fileno())
     memory = mmap.mmap(file.fileno(), 32 << 20)
+if slow:
     memory.madvise(mmap.MADV_RANDOM)
 def work():
     time.sleep(0.02)
@@ -100,7 +104,8 @@ def test_the_rank_that_the_others_wait_for_is_named_with_what_of_it_is_slow(
 ) -> None:
     """Beside load another rank may be slow, too, or this one in another way."""
     (launcher.folder / "train.py").write_text(SCRIPT.replace("PLANTED", PLANTED[part]))
-    more = {"SLOW_DISK": request.getfixturevalue("slow_disk")} if part is SlowPart.DISK else {}
+    needed = {SlowPart.DISK: "slow_disk", SlowPart.MEMORY: "swap"}.get(part)
+    more = {needed.upper(): request.getfixturevalue(needed)} if needed else {}
     launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=3", "train.py", **more)
     pattern = rf"rank 1 is slow, .* wait for it: {part.value}: "
     until(lambda: re.search(pattern, launcher.text("node", "err")), lambda: launcher.text("node", "err"))

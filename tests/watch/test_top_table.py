@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from everstep.cli.top_table import Reading, last_event, table
+from everstep.cli.top_table import Reading, last_event, table, window
 from everstep.runtime.system.gpu_readings import DeviceReading
 from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.find_workers import LocalWorker
@@ -21,7 +21,7 @@ def test_tokens_stalls_and_devices_are_shown_per_second_and_rank() -> None:
     later = [board._replace(iteration=30, samples=50, staging_s=1.0, earlier=100) for board in boards]
     later[0] = later[0]._replace(tokens=123_450.0, phase="evaluation")
     device = DeviceReading(31 << 30, 80 << 30, 0.87, 0.0, 0.0, 0, ("too hot (driver)",))
-    lines = table(reading(0.0, boards), reading(10.0, later, device)).splitlines()
+    lines = table(window(reading(0.0, boards), reading(10.0, later, device)), " here").splitlines()
     assert lines[0] == "demo: iteration 130, 2.00 iterations/s, 12 345 tokens/s, 2 of 4 ranks here, 2 nodes here"
     head, first, second = (line.split() for line in lines[1:])
     assert dict(zip(head[:8], first[:8], strict=True)) == {
@@ -36,9 +36,8 @@ def test_tokens_stalls_and_devices_are_shown_per_second_and_rank() -> None:
 def test_a_new_round_has_no_stall_yet() -> None:
     before = [Board(7, 0, 1, 0, 1, "demo", iteration=10, staging_s=9.0)]
     after = [Board(8, 0, 1, 0, 2, "demo", iteration=1, staging_s=0.5)]
-    assert "0.0 %" in table(reading(0.0, before), reading(10.0, after))
+    assert "0.0 %" in table(window(reading(0.0, before), reading(10.0, after)))
 
 
 def test_a_store_that_cannot_be_read_is_said(tmp_path: Path) -> None:
-    boards = [Board(7, 0, 1, 0, 1, "demo", store=str(tmp_path / "none"))]
-    assert last_event(reading(0.0, boards)).startswith("last event: unknown: ")
+    assert last_event(str(tmp_path / "none"), "demo").startswith("last event: unknown: ")

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import threading
+import traceback
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -116,13 +117,29 @@ def repository(folder: Path) -> dict[str, str]:
     return {"repo": str(bare), "first": first, "change": change}
 
 
+class Serving(http.server.ThreadingHTTPServer):
+    """Keeps why a request got no answer: its client sees no more than the end of the connection."""
+
+    request_queue_size = 128  # All cases ask at once.
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Guarded)
+        self.errors: list[str] = []
+
+    def handle_error(self, *_: Any) -> None:
+        self.errors.append(traceback.format_exc())
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The address of a `Guarded`."""
-    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Guarded)
-    threading.Thread(target=running.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{running.server_port}"
-    running.shutdown()
+    with Serving() as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+        thread.join()
+    assert not running.errors, "\n".join(running.errors)
 
 
 def filled_bucket_facts(bucket: MinIO) -> dict[str, str]:

@@ -146,7 +146,7 @@ def _throughput(history: History) -> float | None:
 
 def _pace(history: History) -> float | None:
     """Seconds of an iteration, the median of the last ones."""
-    return median([point.seconds for point in history.curve[-50:]]) if history.curve else None
+    return median([point.seconds / point.count for point in history.curve[-50:]]) if history.curve else None
 
 
 def _points(history: History) -> list[list[float | None]]:
