@@ -130,7 +130,7 @@ def losses_alone(python: Path) -> list[float]:
 
 
 def test_workers_and_machines_come_and_go_and_the_losses_stay(job: Job, python: Path) -> None:
-    job.launch(python, 0.05)
+    job.launch(python, 1.0)
     for number in (1, 2):
         job.start(number, "trainer", SERVER)
     done = job.trains(2)
@@ -146,7 +146,8 @@ def test_workers_and_machines_come_and_go_and_the_losses_stay(job: Job, python: 
     for pid in lost:
         os.kill(pid, signal.SIGKILL)
     assert lost
-    done = job.trains(2, done)
+    job.trains(2, done)
+    (job.launcher.folder / "hurry").touch()
     assert job.launcher.named["machine0"].wait(180) == 0, job.said()
     losses = job.losses()
     assert sorted(losses) == list(range(1, ITERATIONS + 1))
@@ -158,7 +159,7 @@ def test_workers_and_machines_come_and_go_and_the_losses_stay(job: Job, python: 
 
 
 def test_workers_end_with_their_launcher(job: Job, python: Path) -> None:
-    job.launch(python, 0.05)
+    job.launch(python, 1.0)
     job.start(1, "trainer", SERVER)
     job.start(2, "trainer", SERVER)
     job.trains(2)
