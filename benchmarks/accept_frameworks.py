@@ -36,6 +36,9 @@ DATA = {
     "data: the packages datasets, webdataset and torchdata through 200 random kills": (
         "tests/frameworks/test_data_packages.py",
     ),
+    "data: an iterable dataset that divides itself: each rank reads its part, each sample once": (
+        "tests/training/test_streams.py",
+    ),
     "data: shuffled by (seed, epoch); what a dataset draws depends on the position": (
         f"{LOADER}::two_orders", f"{LOADER}::draws_at_random",
     ),
@@ -56,6 +59,9 @@ FORMATS = {
     "convert: each field carried or listed with the nearest": (
         f"{CONVERT}::no_counterpart", f"{CONVERT}::the_pod_is_the_roles", f"{CONVERT}::first_roles_pod",
         f"{CONVERT}::keep_their_commands", "tests/convert/test_each_field.py", "tests/convert/test_launchers.py",
+    ),
+    "convert: Kubeflow's restart policies do what its operator does": (
+        "tests/convert/test_each_field.py::kubeflows_operator",
     ),
     "convert: bad input: file, line, field, exit 2": (f"{CONVERT}::bad_input", f"{CONVERT}::policy_that"),
     "convert: any input is converted or refused in one line": ("tests/convert/test_any_input.py",),
@@ -132,6 +138,9 @@ OTHERS = {
     ),
     "Horovod 0.28.1: trainers come and go under one launcher, the same losses": (
         "tests/frameworks/test_horovod.py::come_and_go",
+    ),
+    "Horovod 0.28.1 by ssh between machines: workers and machines come and go, the same losses": (
+        "tests/frameworks/test_horovod_ssh.py",
     ),
     "docs: Kubeflow, Volcano, AITrainingJob, torchrun: each page's example runs": ("tests/docs/test_origins.py",),
     "docs: Horovod, Lightning, Ray Train, DLRover: each page's example runs": (

@@ -24,7 +24,9 @@ import numpy as np
 import torch
 from torch.utils.data import Sampler as TorchSampler
 
-from everstep.own_datasets import FetchedBatch, Place, Position, Reading, Shape, Source, source_of
+from everstep.dataset_reading import FetchedBatch, Place, Position, Reading, Shape, Source
+from everstep.dataset_streams import Exchange
+from everstep.own_datasets import source_of
 from everstep.runtime import faults
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.data import Sampler, mix_seed, parts_of
@@ -94,18 +96,29 @@ class Loader:
         """Samples applied; inside the loop, after the current batch."""
         return self._position.consumed
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """The position, in samples and iterations."""
-        return {**self._position._asdict(), "iteration": self.iteration, "samples": self._source.samples or 0}
+        consumed, epoch, offset, streams = self._position
+        state = {"consumed": consumed, "epoch": epoch, "offset": offset, "iteration": self.iteration}
+        state["samples"] = self._source.samples or 0
+        if self._source.streams == 1:
+            return state
+        return {**state, "streams": torch.tensor(streams or (0,) * self._source.streams)}
 
-    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
-        """Go to that position. Raises StateError if it is of a dataset with another number of samples."""
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go to that position. Raises StateError if it is of a dataset with another number of samples or streams."""
         saved_samples, samples = int(state_dict["samples"]), self._source.samples or 0
         if saved_samples != samples:
             raise StateError(
                 f"the dataset has {samples} samples, but {saved_samples} when the state was saved: give it as it was"
             )
-        self._position = Position(*(int(state_dict[name]) for name in Position._fields))
+        streams = tuple(map(int, state_dict.get("streams", ())))
+        if (saved_streams := len(streams) or 1) != self._source.streams:
+            raise StateError(
+                f"the dataset is read as {self._source.streams} streams, but was as {saved_streams} when the state was "
+                f"saved: say streams={saved_streams}"
+            )
+        self._position = Position(*(int(state_dict[name]) for name in ("consumed", "epoch", "offset")), streams)
         self.iteration = int(state_dict["iteration"])
 
     def __iter__(self) -> Iterator[LoadedBatch]:
@@ -151,6 +164,7 @@ def loader(
     micro_batch: int | None = None,
     shuffle: bool = True,
     num_workers: int = 0,
+    streams: int | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     worker_init_fn: Callable[[int], None] | None = None,
     **others: Any,
@@ -158,17 +172,36 @@ def loader(
     """This rank's share of each global batch of `dataset`: endless, or `epochs` or `iterations` long.
 
     A map-style dataset (torch's, a list, Hugging Face's) is shuffled by (seed, epoch). An iterable dataset keeps its
-    own order, and its random draws are a function of (seed, epoch). Every rank reads all of it, in at most one worker
-    process: to divide many shards, use `everstep.shards`. Each iteration applies `global_batch` samples, whatever the
-    world size. `micro_batch` limits the samples of one pass; a smaller world then accumulates gradients. `others` are
-    passed to torch's DataLoader.
+    own order, and its random draws are a function of (seed, epoch). With `streams`, it is read as so many streams:
+    stream i is what it yields where `torch.utils.data.get_worker_info()` says worker i of so many. Each rank reads only
+    its own ones, and a batch has equally many samples of each. Default: the `num_shards` of the dataset, which Hugging
+    Face's streams have. A dataset with one stream is read by every rank, all of it, in at most one worker process.
+
+    Each iteration applies `global_batch` samples, whatever the world size. `micro_batch` limits the samples of one
+    pass; a smaller world then accumulates gradients. `others` are passed to torch's DataLoader.
 
     Put it into the checkpointed state. Raises DatasetError for an empty dataset, TypeError for something that is no
     dataset, ValueError for sizes that do not fit, and RuntimeError before `init`.
     """
     shape = Shape(global_batch, seed, epochs, micro_batch, shuffle)
-    source = source_of(dataset, shape, Reading(num_workers, collate_fn, worker_init_fn, others))
-    return Loader(current("loader"), source, shape, iterations)
+    session, reading = current("loader"), Reading(num_workers, collate_fn, worker_init_fn, others)
+    source = source_of(dataset, shape, reading, streams, _exchange_of(session))
+    return Loader(session, source, shape, iterations)
+
+
+def _exchange_of(session: Session) -> Exchange:
+    """Adds what the ranks have read, by one small all-reduce."""
+
+    def exchange(wanted: Sequence[int], read: Sequence[int]) -> Sequence[int]:
+        if session.context.world_size == 1:
+            return read
+        if session.context.rehearses:  # The other ranks are not there.
+            return wanted
+        total = torch.tensor(read, device=session.context.device)
+        torch.distributed.all_reduce(total)
+        return total.tolist()
+
+    return exchange
 
 
 class ElasticSampler(TorchSampler[list[int]]):

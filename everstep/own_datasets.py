@@ -4,116 +4,46 @@ Each source yields `FetchedBatch` in the order of the stream, through torch's Da
 read ahead: a position counts only when the loop has applied it.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import IterableDataset, default_collate
 
-from everstep.runtime.agent.forkserver import die_with_parent
+from everstep.dataset_reading import FetchedBatch, Place, Position, Reading, Shape, Source
+from everstep.dataset_streams import Exchange, StreamsSource
 from everstep.runtime.data import DatasetError, Part, Sampler, mix_seed, parts_of
 from everstep.seeding import RandomStream, seed_cpu_generators
 
-_OURS = ("batch_size", "sampler", "batch_sampler", "drop_last")
 
-
-class Position(NamedTuple):
-    """A place in the stream of samples."""
-
-    consumed: int = 0
-    """Samples since the first epoch's beginning."""
-    epoch: int = 0
-    offset: int = 0
-    """Samples since this epoch's beginning."""
-
-
-class Place(NamedTuple):
-    """This rank's place in the world."""
-
-    rank: int
-    world_size: int
-
-
-class FetchedBatch(NamedTuple):
-    """One rank's share of one global batch."""
-
-    parts: list[Part]
-    data: list[Any]
-    """What collate_fn made of each part's samples."""
-    after: Position
-    """The position when the whole global batch is applied."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How the stream is cut into batches."""
-
-    global_batch: int
-    seed: int
-    epochs: int | None
-    micro_batch: int | None
-    shuffle: bool
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How DataLoader reads."""
-
-    num_workers: int = 0
-    collate_fn: Callable[[list[Any]], Any] | None = None
-    worker_init_fn: Callable[[int], None] | None = None
-    others: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of DataLoader."""
-
-    def __post_init__(self) -> None:
-        for name in _OURS:
-            if name in self.others:
-                raise ValueError(
-                    f"{name}: everstep.loader makes the batches; say global_batch=, micro_batch=, shuffle="
-                )
-
-    def open(self, dataset: Any, **how: Any) -> Iterator[Any]:
-        """An iterator of DataLoader, whose worker processes die with this process."""
-        begin = _Begin(os.getpid(), self.worker_init_fn) if how["num_workers"] else None
-        return iter(DataLoader(dataset, worker_init_fn=begin, **how, **self.others))
-
-
-class _Begin(NamedTuple):
-    parent: int
-    then: Callable[[int], None] | None
-
-    def __call__(self, worker: int) -> None:
-        """A worker that outlived a killed parent would keep its sockets open, and the other ranks waiting."""
-        die_with_parent(self.parent)
-        if self.then is not None:
-            self.then(worker)
-
-
-class Source(Protocol):
-    """Batches of a dataset."""
-
-    samples: int | None
-    """Samples of an epoch; None: unknown."""
-
-    def read(self, start: Position, place: Place) -> Iterator[FetchedBatch]:
-        """Every batch from `start` on, for this rank."""
-        ...
-
-
-def source_of(dataset: Any, shape: Shape, reading: Reading) -> Source:
-    """Raises DatasetError for an empty dataset, TypeError for anything else."""
+def source_of(dataset: Any, shape: Shape, reading: Reading, streams: int | None, exchange: Exchange) -> Source:
+    """Raises DatasetError for an empty dataset, TypeError for anything else, ValueError for numbers that do not fit."""
     if shape.global_batch < 1 or (shape.micro_batch or 1) < 1:
         raise ValueError(f"global_batch {shape.global_batch}, micro_batch {shape.micro_batch}: both must be at least 1")
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        if streams is not None:
+            raise ValueError(f"streams={streams}: only an iterable dataset is read as streams")
         return _MapStyle(dataset, shape, reading)
     if not hasattr(dataset, "__iter__"):
         raise TypeError(f"{type(dataset).__name__} is not a dataset: it needs __getitem__ and __len__, or __iter__")
-    return _IterableStyle(dataset, shape, reading)
+    count = _shards_of(dataset) if streams is None else streams
+    if count < 1:
+        raise ValueError(f"streams={count}: at least 1")
+    if count == 1:
+        return _IterableStyle(dataset, shape, reading)
+    return StreamsSource(dataset, shape, reading, count, exchange)
+
+
+def _shards_of(dataset: Any) -> int:
+    """How many parts a stream of Hugging Face's has, which it divides among workers; 1 for other datasets."""
+    shards = getattr(dataset, "num_shards", 1)
+    return shards if isinstance(shards, int) and shards > 0 else 1
 
 
 class _MapStyle:
+    streams = 1
+
     def __init__(self, dataset: Any, shape: Shape, reading: Reading) -> None:
         self.samples: int | None = len(dataset)
         if not self.samples:
@@ -172,6 +102,8 @@ class _IndexedSamples:
 
 
 class _IterableStyle:
+    streams = 1
+
     def __init__(self, dataset: Any, shape: Shape, reading: Reading) -> None:
         self.samples: int | None = None
         self._dataset, self._shape, self._reading = dataset, shape, reading
@@ -216,7 +148,7 @@ class _Stream(IterableDataset[FetchedBatch]):
     def _samples(self) -> Iterator[tuple[Any, Position]]:
         """Every sample from the start on, with the position after it. What the dataset draws at random is a function
         of (seed, epoch)."""
-        consumed, epoch, skip_count = self._start
+        consumed, epoch, skip_count, _ = self._start
         while self._shape.epochs is None or epoch < self._shape.epochs:
             seed_cpu_generators(mix_seed(self._shape.seed, epoch))
             offset = skip_count

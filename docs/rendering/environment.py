@@ -34,7 +34,8 @@ SCRIPTS = {
     "EVERSTEP_NODE": "Name of the node.",
     "EVERSTEP_RUN_DIR": "Folder of the run on this machine.",
     "EVERSTEP_DISCOVERY_SCRIPT": "Jobs of Horovod: a script that prints the hosts of the newest round, for horovodrun.",
-    "EVERSTEP_SSH": "Jobs of Horovod: a folder with ssh keys of the job's own, `sshd_config` and `config`.",
+    "EVERSTEP_SSH": "Jobs of Horovod: a folder with ssh keys of the job's own, for the PATH: its `ssh` knows the job's "
+    "hosts. `python -m everstep.ssh_server` is their server.",
     "EVERSTEP_CHECKPOINT": "`--evaluate-script`: URI of the checkpoint, or empty.",
     "EVERSTEP_VALIDATION": "`--evaluate-script`: URI of the held-out text.",
     "EVERSTEP_RESULTS": "`--evaluate-script`: the results of the training, as JSON.",

@@ -190,4 +190,7 @@ A step's arguments are its [flags](flags.md#steps), spelled as Python names. A t
 ## `everstep.keep_running`
 {docstring(parse("everstep/keep_running.py"))}
 
+## `everstep.ssh_server`
+{docstring(parse("everstep/ssh_server.py"))}
+
 {modules}"""

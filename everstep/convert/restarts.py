@@ -1,7 +1,15 @@
 """Kubeflow's restartPolicy of a replica in the words of a job spec.
 
-Its operator makes a pod anew whose policy is Always or OnFailure, and one that is lost: Always in a job spec, which is
-what a role has by itself. Its ExitCode retries the codes from 128 on; those below are the program's own.
+What its operator does (kubeflow/training-operator 1.9: pkg/controller.v1/common/pod.go, pkg/core/pod.go,
+pkg/util/train/train_util.go, the status parts of tensorflow/ and pytorch/):
+
+| policy | the program fails | a pod is gone (deleted, drained, its machine lost) |
+|---|---|---|
+| Always, OnFailure | the pod's container starts again | made anew |
+| ExitCode | made anew from exit code 128 on; below, the job fails | made anew |
+| Never | the job fails | made anew |
+
+By default PyTorchJob has OnFailure, TFJob has Never (pkg/apis/kubeflow.org/v1/*_types.go).
 """
 
 from typing import Any
@@ -12,12 +20,19 @@ from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 _POLICIES: dict[str, dict[str, Any]] = {
     "Always": {},
     "OnFailure": {},
-    "Never": {"restartPolicy": "Never"},
+    "Never": {
+        "restartPolicy": "Never",
+        "faultTolerantPolicy": [{"exceptionalEvent": ["nodeNotReady"], "restartPolicy": "Always"}],
+        "failPolicy": "Any",
+    },
     "ExitCode": {
         "restartPolicy": "OnNodeFailWithExitCode",
         "faultTolerantPolicy": [{"exitCodes": "128-255", "restartPolicy": "Always"}],
+        "failPolicy": "Any",
     },
 }
+"""What a role is by itself is left out: Always, whose nodes that are given up fail nothing. nodeNotReady: a lost node,
+also one whose pod is gone."""
 
 
 def read_restarts(fields: Fields, path: FieldPath, default: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from everstep.runtime.data.indexed_dataset import (
 )
 from everstep.runtime.data.range_reads import RangedTokens, Tokens
 from everstep.runtime.data.sampler import Sampler, mix_seed, sample_count
-from everstep.runtime.data.shares import Part, parts_of
+from everstep.runtime.data.shares import Part, divide, parts_of
 
 __all__ = [
     "CACHED_DTYPE",
@@ -28,6 +28,7 @@ __all__ = [
     "Sampler",
     "TokenDataset",
     "Tokens",
+    "divide",
     "mix_seed",
     "open_dataset",
     "parts_of",

@@ -32,13 +32,20 @@ def parts_of(start: int, size: int, rank: int, world_size: int, micro_batch: int
     if not 0 <= rank < world_size:
         raise ValueError(f"rank {rank} of a world of {world_size}")
     first, last = start + rank * size // world_size, start + (rank + 1) * size // world_size
-    largest = -(-size // world_size)
+    return divide(start, first, last, -(-size // world_size), world_size / size, micro_batch)
+
+
+def divide(start: int, first: int, last: int, largest: int, weight: float, micro_batch: int | None) -> list[Part]:
+    """The parts of a rank that has positions first..last-1 of a batch from `start` on.
+
+    `largest`: samples of the rank that has the most. `weight`: of one sample.
+    """
     length = min(micro_batch or largest, largest)
     parts = []
     for begin in range(first, first + largest, length):
         end = min(begin + length, last)
         if begin < end:
-            parts.append(Part(begin, end, (end - begin) * world_size / size))
+            parts.append(Part(begin, end, (end - begin) * weight))
         else:
             parts.append(Part(start, start + 1, 0.0))
     return parts

@@ -81,6 +81,13 @@ def credentials_of(token: str, job: str, *, tls: bool) -> Credentials:
     return Credentials(token, _pem(certificate), _server_context(key))
 
 
+def derive_bytes(token: str, use: str, job: str, length: int) -> bytes:
+    """Secret bytes for one use, the same for the same token and job. Takes 0.1 s on purpose: whoever sees what is made
+    of them, such as a public key, can test guesses of the token."""
+    salt = f"everstep {use}\0{job}".encode()
+    return hashlib.scrypt(token.encode(), salt=salt, n=_COST, r=_BLOCK, p=_LANES, maxmem=_SCRYPT_MEMORY, dklen=length)
+
+
 def mismatch_reason(error: BaseException) -> str:
     """The reason if a server and a client differ in their use of TLS, else empty."""
     error = error.__cause__ or error
@@ -99,10 +106,7 @@ def _authority_key(token: str, job: str) -> "EllipticCurvePrivateKey":
     """
     from cryptography.hazmat.primitives.asymmetric import ec
 
-    salt = b"everstep certificate authority\0" + job.encode()
-    key_bytes = hashlib.scrypt(
-        token.encode(), salt=salt, n=_COST, r=_BLOCK, p=_LANES, maxmem=_SCRYPT_MEMORY, dklen=(_BITS + 64) // 8
-    )
+    key_bytes = derive_bytes(token, "certificate authority", job, (_BITS + 64) // 8)
     curve = ec.SECP256R1()
     return ec.derive_private_key(int.from_bytes(key_bytes, "big") % (curve.group_order - 1) + 1, curve)
 

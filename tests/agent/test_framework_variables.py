@@ -103,7 +103,9 @@ def test_every_node_of_a_job_has_the_same_ssh_keys_and_another_job_has_others(tm
     assert len(set(keys.values())) == 3
     folder = tmp_path / "a" / "ssh"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    assert modes.pop("ssh") == 0o700
+    assert set(modes.values()) == {0o600}
     for private, public in (("id_ed25519", "authorized_keys"), ("ssh_host_ed25519_key", "known_hosts")):
         text = (folder / public).read_bytes().removeprefix(b"* ")
         own = load_ssh_private_key((folder / private).read_bytes(), None).public_key()

@@ -222,6 +222,9 @@ def test_a_tfjobs_roles_are_tensorflows_tasks_and_its_chiefs_end_is_its_own() ->
     }  # fmt: skip
     assert [role.get("restartPolicy") for role in roles.values()] == [None, None, "OnNodeFailWithExitCode"]
     assert roles["worker"]["faultTolerantPolicy"] == [{"exitCodes": "128-255", "restartPolicy": "Always"}]
+    text = re.sub(r"\n +restartPolicy: \w+", "", (JOBS / "tf_job.yaml").read_text())
+    roles = convert(text, "f").arguments["job_spec"]["replicaSpecs"]
+    assert {role["restartPolicy"] for role in roles.values()} == {"Never"}, "the default of a TFJob"
     text = (JOBS / "tf_job.yaml").read_text().replace("spec:\n", "spec:\n  successPolicy: AllWorkers\n", 1)
     assert convert(text, "f").arguments["job_spec"]["replicaSpecs"]["worker"]["completePolicy"] == "All"
 

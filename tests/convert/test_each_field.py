@@ -12,6 +12,12 @@ import pytest
 import yaml
 
 from everstep.convert import ConvertError, convert
+from everstep.runtime.job.fault_policy import judgement
+from everstep.runtime.job.nodes import NodePhase, NodeState
+from everstep.runtime.job.reasons import Decision, Reason
+from everstep.runtime.job.spec import EndingPolicy, JobSpec
+from everstep.runtime.job.spec_reader import spec_of
+from everstep.runtime.job.state import State
 from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 from tests.convert.stand_ins import HEAD, JOBS, POD
 
@@ -127,18 +133,30 @@ def test_an_elastic_jobs_namespace_mode_and_lesser_restart_counts_are_listed() -
     assert "evaluator.restartCount" not in said
 
 
-@pytest.mark.parametrize(
-    ("policy", "policies"),
-    [
-        ("OnFailure", {}), ("Always", {}), ("Never", {"restartPolicy": "Never"}),
-        ("ExitCode", {"restartPolicy": "OnNodeFailWithExitCode",
-                      "faultTolerantPolicy": [{"exitCodes": "128-255", "restartPolicy": "Always"}]}),
-    ],
-)  # fmt: skip
-def test_a_pytorchjobs_restart_policy_is_its_roles(policy: str, policies: dict[str, Any]) -> None:
+ANEW, FAILS = True, False
+OF_KUBEFLOW = {
+    "Always": (ANEW, ANEW, ANEW), "OnFailure": (ANEW, ANEW, ANEW), "ExitCode": (FAILS, ANEW, ANEW),
+    "Never": (FAILS, FAILS, ANEW),
+}  # fmt: skip
+"""What its operator does when a program exits with 1, with 137, and when a pod is gone: see `convert/restarts.py`."""
+
+
+def is_restarted(spec: JobSpec, reason: Reason, exit_code: int | None) -> bool:
+    """Whether the only role's node goes on after a fault, by the table of faults; else the job must fail."""
+    ((role, policies),) = spec.roles.items()
+    node = NodeState(f"{role}-0-0", role, 0, 0, "host", 0.0, NodePhase.RUNNING)
+    if judgement(State(), spec, node, reason, exit_code).decision is not Decision.GIVE_UP:
+        return ANEW
+    assert policies.fail_policy is EndingPolicy.ANY
+    return FAILS
+
+
+@pytest.mark.parametrize("policy", OF_KUBEFLOW)
+def test_a_pytorchjobs_restart_policy_does_what_kubeflows_operator_does(policy: str) -> None:
     text = (JOBS / "pytorch_job.yaml").read_text().replace("restartPolicy: OnFailure", f"restartPolicy: {policy}")
-    (role,) = convert(text, "f").arguments["job_spec"]["replicaSpecs"].values()
-    assert {name: role[name] for name in ("restartPolicy", "faultTolerantPolicy") if name in role} == policies
+    spec = spec_of({"job": "j", **convert(text, "f").arguments["job_spec"]})
+    faults = ((Reason.USER_ERROR, 1), (Reason.KILLED, 137), (Reason.NODE_LOST, None))
+    assert tuple(is_restarted(spec, *fault) for fault in faults) == OF_KUBEFLOW[policy]
     with pytest.raises(ConvertError, match=r"f:\d+: spec\.pytorchReplicaSpecs\.Worker\.restartPolicy: Now is not"):
         convert(text.replace(f"restartPolicy: {policy}", "restartPolicy: Now"), "f")
 

@@ -6,6 +6,8 @@ import random
 import sys
 import tarfile
 from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import webdataset  # pyright: ignore[reportMissingImports]
 from torchdata.stateful_dataloader import StatefulDataLoader  # pyright: ignore[reportMissingImports]
 
 from everstep.dataset_batches import ElasticSampler
+from tests.training.ranks import Ranks
 from tests.training.test_loader import open_loader
 
 SAMPLES, BATCH, KILLS = 48, 6, 200
@@ -44,10 +47,11 @@ def stream() -> Any:
     return mapped().to_iterable_dataset(num_shards=4).shuffle(seed=1, buffer_size=16)
 
 
-def shards() -> Any:
+def shards(divided: bool = False) -> Any:
     """Shards in a random order, and their samples too: drawn from the generator that everstep.loader seeds by epoch."""
     return webdataset.DataPipeline(
         webdataset.SimpleShardList(write_shards(Path())),
+        *([webdataset.split_by_worker] if divided else []),
         webdataset.shuffle(4, rng=random),
         webdataset.tarfile_to_samples(),
         webdataset.shuffle(16, rng=random),
@@ -60,24 +64,35 @@ def number_of(sample: Any) -> int:
     return int(sample["label"] if isinstance(sample, dict) else sample)
 
 
-def by_loader(dataset: Callable[[], Any], worlds: list[tuple[int, int]]) -> list[int]:
+def by_loader(dataset: Callable[[], Any], worlds: list[tuple[int, int]], streams: int | None = None) -> list[int]:
     """With `everstep.loader`."""
-    state: dict[str, int] = {}
+    state: dict[str, Any] = {}
     applied: list[int] = []
     for world, iterations in worlds:
-        loaders = [
-            open_loader(dataset(), rank, world, global_batch=BATCH, collate_fn=list, iterations=None)
-            for rank in range(world)
-        ]
-        for loader in loaders:
-            if state:
-                loader.load_state_dict(state)
-        readers = [iter(loader) for loader in loaders]
-        for _ in range(iterations):
-            for batch in [next(reader) for reader in readers]:
-                applied += [number_of(sample) for part in batch.parts if part.weight for sample in part.data]
-            state = loaders[0].state_dict()
+        together, state = train_world(dataset, state, world, iterations, streams)
+        applied += [sample for shares in together for share in shares for sample in share]
     return applied
+
+
+def train_world(
+    dataset: Callable[[], Any], state: dict[str, Any], world: int, iterations: int, streams: int | None
+) -> tuple[list[tuple[list[int], ...]], dict[str, Any]]:
+    """The shares of the ranks in each batch from a state on, and the state then."""
+    ranks = Ranks(world)
+
+    def work(rank: int) -> tuple[list[list[int]], dict[str, Any]]:
+        how = {"global_batch": BATCH, "collate_fn": list, "streams": streams, "exchange": ranks.exchange(rank)}
+        loader = open_loader(dataset(), rank, world, **how)
+        if state:
+            loader.load_state_dict(state)
+        batches = islice(loader, iterations)
+        shares = [
+            [number_of(sample) for part in batch.parts if part.weight for sample in part.data] for batch in batches
+        ]
+        return shares, loader.state_dict()
+
+    results = ranks.run(work)
+    return list(zip(*(shares for shares, _ in results), strict=True)), results[0][1]
 
 
 def by_sampler(dataset: Callable[[], Any], worlds: list[tuple[int, int]]) -> list[int]:
@@ -113,11 +128,14 @@ def main(kind: str) -> None:
     chance = random.Random(7)
     worlds = [(3 + kill % 2, chance.randrange(4)) for kill in range(KILLS)]
     ways = {
-        "datasets": (by_loader, mapped), "datasets_stream": (by_loader, stream), "webdataset": (by_loader, shards),
-        "stateful": (by_sampler, mapped),
-    }  # fmt: skip
-    apply, dataset = ways[kind]
-    print(len(worlds), *apply(dataset, worlds))
+        "datasets": lambda: by_loader(mapped, worlds),
+        "datasets_stream": lambda: by_loader(stream, worlds),
+        "datasets_whole": lambda: by_loader(stream, worlds, streams=1),
+        "webdataset": lambda: by_loader(partial(shards, divided=True), worlds, streams=4),
+        "webdataset_whole": lambda: by_loader(shards, worlds),
+        "stateful": lambda: by_sampler(mapped, worlds),
+    }
+    print(len(worlds), *ways[kind]())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ def python() -> Path:
     return environment("data", "datasets>=3", "webdataset>=1", "torchdata>=0.11")
 
 
-@pytest.mark.parametrize("kind", ["datasets", "datasets_stream", "webdataset", "stateful"])
+@pytest.mark.parametrize(
+    "kind", ["datasets", "datasets_stream", "datasets_whole", "webdataset", "webdataset_whole", "stateful"]
+)
 def test_200_random_kills_between_3_and_4_ranks_lose_and_repeat_nothing(
     python: Path, tmp_path: Path, kind: str
 ) -> None:

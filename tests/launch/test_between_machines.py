@@ -12,7 +12,7 @@ import pytest
 from everstep.runtime.agent.ports import free_port
 from tests.launch import sampled
 from tests.launch.launchers import Launcher, until
-from tests.launch.networks import Network
+from tests.launch.networks import INTERFACE, Network
 from tests.launch.nodes import SCRIPT, Nodes
 
 TOKEN = "the-token-of-both-nodes"
@@ -37,7 +37,7 @@ WORDS = (TOKEN, "HTTP/1.1", "/v1/", "worker-")
 @contextmanager
 def listening(network: Network) -> Iterator[subprocess.Popen[str]]:
     """Somebody who reads the wire."""
-    command = [*network.enter(0), "python3", "-c", LISTENS, "ever0", *WORDS]
+    command = [*network.enter(0), "python3", "-c", LISTENS, INTERFACE, *WORDS]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listens:
         assert listens.stdout is not None
         assert listens.stdout.readline() == "ready\n"
@@ -63,7 +63,7 @@ def test_who_reads_the_wire_learns_nothing_while_a_node_restores_from_another(
     nodes = Nodes(launcher, free_port(random.Random()), network.address(0), (dataset,))
 
     def start(name: str, number: int) -> None:
-        more = {"EVERSTEP_JOB_TOKEN": TOKEN, "GLOO_SOCKET_IFNAME": f"ever{number}", "OMP_NUM_THREADS": "1"}
+        more = {"EVERSTEP_JOB_TOKEN": TOKEN, "GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
         flags = ("--store", str(store), "--rdzv-id", "j", "--persist-interval", "1000000")
         nodes.start(name, *flags, within=network.enter(number), **more)
 

@@ -12,7 +12,7 @@ import pytest
 from everstep.runtime.agent.ports import free_port
 from tests.launch import sampled
 from tests.launch.launchers import Launcher, until
-from tests.launch.networks import Network
+from tests.launch.networks import INTERFACE, Network
 from tests.launch.nodes import Nodes
 
 pytest.importorskip("torch")
@@ -34,7 +34,7 @@ def test_a_node_whose_network_is_lost_is_done_without_and_comes_back(launcher: L
     nodes = Nodes(launcher, free_port(random.Random()), network.address(0), (dataset,))
 
     for number, name in enumerate("ab"):
-        more = {"EVERSTEP_JOB_TOKEN": "of both", "GLOO_SOCKET_IFNAME": f"ever{number}", "OMP_NUM_THREADS": "1"}
+        more = {"EVERSTEP_JOB_TOKEN": "of both", "GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
         nodes.start(name, PATIENT, nodes="1:2", within=network.enter(number), **more)
     first = trains(nodes, 2, 0)
     begun = sampled.worlds(folder)  # On a busy machine the first one did not wait for the second.
@@ -63,7 +63,7 @@ def test_the_machine_of_the_master_loses_its_power_and_another_node_makes_the_ne
     nodes = Nodes(launcher, free_port(random.Random()), network.address(0), (dataset,))
 
     def start(name: str, number: int) -> psutil.Process:
-        more = {"EVERSTEP_JOB_TOKEN": "of all", "GLOO_SOCKET_IFNAME": f"ever{number}", "OMP_NUM_THREADS": "1"}
+        more = {"EVERSTEP_JOB_TOKEN": "of all", "GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
         shared = ("--store", "store", "--rdzv-id=mine", PATIENT)
         return psutil.Process(nodes.start(name, *shared, nodes="1:2", within=network.enter(number), **more))
 

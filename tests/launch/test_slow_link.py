@@ -11,7 +11,7 @@ from everstep.runtime.agent.ports import free_port
 from everstep.runtime.job.records import Record, SlowSeen
 from everstep.runtime.watch.slow_ranks import SlowPart
 from tests.launch.launchers import Launcher, until
-from tests.launch.networks import Network
+from tests.launch.networks import INTERFACE, Network
 from tests.launch.nodes import Nodes
 from tests.watch.named_after import Note, note_seconds
 
@@ -43,12 +43,12 @@ def test_a_link_that_becomes_slow_is_named_while_the_training_goes_on(
     (launcher.folder / "train.py").write_text(SCRIPT)
     nodes = Nodes(launcher, free_port(random.Random()), network.address(0))
     for number, name in enumerate("ab"):
-        more = {"EVERSTEP_JOB_TOKEN": "of both", "GLOO_SOCKET_IFNAME": f"ever{number}", "OMP_NUM_THREADS": "1"}
+        more = {"EVERSTEP_JOB_TOKEN": "of both", "GLOO_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": "1"}
         nodes.start(name, nodes="2:2", within=network.enter(number), **more)
     until(lambda: (launcher.folder / "trains").exists(), nodes.stderr_text)
     try:
         for number in (0, 1):
-            network.run(number, "tc", "qdisc", "add", "dev", f"ever{number}", *SLOW)
+            network.run(number, "tc", "qdisc", "add", "dev", INTERFACE, *SLOW)
         (launcher.folder / "slow").touch()
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no link can be made slow here: {error}")

@@ -1,13 +1,16 @@
 """Counts how often each sample of a dataset has been applied; the counts are in the checkpoint beside the position."""
 
 import argparse
+from collections.abc import Iterator
+from typing import Any
 
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import everstep
 
 SAMPLES, BATCH = 96, 12
+FILES = 7
 
 
 class Numbers(Dataset[int]):
@@ -20,13 +23,26 @@ class Numbers(Dataset[int]):
         return index
 
 
+class Files(IterableDataset[int]):
+    """The same samples in files of several sizes, divided among workers as torch's documentation has it."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        for file in range(first, FILES, step):
+            yield from range(SAMPLES * file * file // FILES**2, SAMPLES * (file + 1) ** 2 // FILES**2)
+
+
 def main() -> None:
     """Apply every sample once an epoch."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--streams", type=int)
+    options = parser.parse_args()
     job = everstep.init()
+    dataset: Any = Files() if options.streams else Numbers()
     batches = everstep.loader(
-        Numbers(), global_batch=BATCH, epochs=parser.parse_args().epochs, num_workers=1, prefetch_factor=4
+        dataset, global_batch=BATCH, epochs=options.epochs, num_workers=1, prefetch_factor=4, streams=options.streams
     )
     counts = torch.zeros(SAMPLES, dtype=torch.int64)
     state = {"counts": counts, "batches": batches}

@@ -20,7 +20,10 @@ LOSES_ITS_NODE = 10
 
 
 @pytest.mark.long
-def test_each_sample_counts_once_an_epoch_through_real_kills_between_3_and_4_ranks(trained: Start) -> None:
+@pytest.mark.parametrize("streams", [0, 7])
+def test_each_sample_counts_once_an_epoch_through_real_kills_between_3_and_4_ranks(
+    trained: Start, streams: int
+) -> None:
     chance = random.Random(3)
     faults = []
     for number in range(1, KILLS + 1):
@@ -30,9 +33,8 @@ def test_each_sample_counts_once_an_epoch_through_real_kills_between_3_and_4_ran
         else:
             faults.append(f"{chance.choice(POINTS)},iteration={at},rank={rank}=kill")
     epochs = -(-APART * (KILLS + 2) * BATCH // SAMPLES)
-    flags = own_script(
-        SCRIPT, nodes="4", **{"min-nodes": "3", "script-args": f"--epochs {epochs}", "replacement-wait-s": "0"}
-    )
+    arguments = f"--epochs {epochs}" + f" --streams {streams}" * bool(streams)
+    flags = own_script(SCRIPT, nodes="4", **{"min-nodes": "3", "script-args": arguments, "replacement-wait-s": "0"})
     flags |= {"max-restarts": "1000", "max-relaunches": "1000"}
     step = trained(flags=flags, faults=";".join(faults))
     assert step.finish() == 0, step.last_words()

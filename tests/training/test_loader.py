@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from everstep.dataset_batches import ElasticSampler, LoadedBatch, Loader
-from everstep.own_datasets import Reading, Shape, source_of
+from everstep.dataset_reading import Reading, Shape
+from everstep.own_datasets import source_of
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.data import DatasetError, Sampler
 from everstep.session import Context, Session
@@ -57,8 +58,9 @@ def open_loader(dataset: Any, rank: int = 0, world: int = 1, **how: Any) -> Load
     defaults = {"global_batch": 4, "seed": SEED, "epochs": None, "micro_batch": None, "shuffle": True}
     shape = Shape(**{name: how.pop(name, value) for name, value in defaults.items()})
     session = Session(Context(rank, world, rank, torch.device("cpu"), 1))
-    iterations = how.pop("iterations", None)
-    return Loader(session, source_of(dataset, shape, Reading(**how)), shape, iterations)
+    iterations, streams = how.pop("iterations", None), how.pop("streams", None)
+    exchange = how.pop("exchange", lambda wanted, read: read)
+    return Loader(session, source_of(dataset, shape, Reading(**how), streams, exchange), shape, iterations)
 
 
 def first(data: Any) -> list[int]:

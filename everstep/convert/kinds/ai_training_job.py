@@ -19,8 +19,8 @@ _ROLE = {
 _DISCOVERY = "/etc/edl/discover_hosts.sh"
 """Where its discovery plugin puts the script."""
 _KEYS = (
-    "the job's keys are in $EVERSTEP_SSH: horovodrun needs --ssh-identity-file $EVERSTEP_SSH/id_ed25519, "
-    "sshd needs -f $EVERSTEP_SSH/sshd_config"
+    "the job's keys are in $EVERSTEP_SSH: begin the launcher's command with export PATH=$EVERSTEP_SSH:$PATH, "
+    "and run python -m everstep.ssh_server instead of sshd"
 )
 _KEEP_RUNNING = ("python", "-m", "everstep.keep_running")
 _BARRIER = "--barrier_roles="
