@@ -50,6 +50,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """Iterations that are skipped."""
     replays: int = 0
     """Iterations between two whose gradients another rank computes again; 0: none is."""
+    peer_copies: int = 1
+    """Copies of this rank's own shard that other nodes' memory is to keep."""
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):
