@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.runtime.job.assignments import seat
+from everstep.runtime.job.events import NodeGone
+from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.peers import copy_keepers
+from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.protocol.rounds import Member
+from tests.job.world import World, platform
 
 MACHINES = st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=40)
 ZONES = st.fixed_dictionaries({machine: st.sampled_from(["", "x", "y", "z"]) for machine in "abcdefgh"})
@@ -110,3 +115,37 @@ def test_a_node_that_goes_takes_only_the_copies_that_it_kept(count: int, gone: i
     lost = before[gone % count].node
     for name, keepers in names_after.items():
         assert names_before[name] - {lost} <= keepers
+
+
+def test_each_seat_names_the_nodes_that_keep_its_copies_and_how_many_it_keeps_of_others() -> None:
+    world = World(platform({"worker": RoleSpec(4, 4)}, peer_copies=2))
+    world.join_all()
+    nodes = [f"worker-{number}-0" for number in range(4)]
+    for number, node in enumerate(nodes):
+        place = seat(world.state, node)
+        assert place is not None
+        assert place.peers == tuple(world.state.nodes[nodes[(number + turn) % 4]].address for turn in (1, 2))
+        assert (place.keeps, place.peer_copies) == (2, 2)
+
+
+def test_fewer_machines_than_copies_are_told_once() -> None:
+    world = World(platform({"worker": RoleSpec(3, 2)}, peer_copies=3))
+    world.join_all()
+    reasons = [reason_of_round(world)]
+    world.exit("worker-0-0", -9)
+    world.join_all()
+    reasons.append(reason_of_round(world))
+    world.send(NodeGone("worker-2-0", "test"))
+    for name in world.names(NodePhase.REJOINING):
+        world.join(name)
+    world.wait(30)
+    reasons.append(reason_of_round(world))
+    assert [reason.partition("; in rank order: ")[2].partition("; ")[2] for reason in reasons] == [
+        "2 of 3 peer copies, for machines of its worker nodes: 3", "",
+        "1 of 3 peer copies, for machines of its worker nodes: 2",
+    ]  # fmt: skip
+
+
+def reason_of_round(world: World) -> str:
+    assert world.state.round is not None
+    return world.state.round.reason
