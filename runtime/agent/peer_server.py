@@ -114,8 +114,9 @@ async def _copy(
         error = work.exception()
     if error is not None and not isinstance(error, RuntimeError | OSError):
         raise error
-    await response.write(str(error or "held").encode())
-    await response.write_eof()
+    with suppress(ConnectionError):  # The peer is gone.
+        await response.write(str(error or "held").encode())
+        await response.write_eof()
     return response
 
 

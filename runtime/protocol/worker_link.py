@@ -70,6 +70,9 @@ class Segment(msgspec.Struct, frozen=True, tag=True):
     capacity: int
     overhead: float = 0.0
     """The fraction of training time that staging may take; 0: no limit."""
+    copies: int = 0
+    """Slots of the same capacity that copies of other nodes' shards may need in this node's memory, if the worker
+    stages its own shard."""
 
 
 class Acquire(msgspec.Struct, frozen=True, tag=True):

@@ -295,7 +295,8 @@ class Keeper:
                 return self._describe_start(reply)
             case int():
                 file = self._files[reply]
-                return worker_link.Segment(str(file.path), file.slots, file.capacity, self._overhead)
+                copies = self._core.segments.copy_slots
+                return worker_link.Segment(str(file.path), file.slots, file.capacity, self._overhead, copies)
         return reply
 
     def _memory_range(self, location: actions.Location) -> MemoryRange:

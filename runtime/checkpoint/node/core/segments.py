@@ -297,13 +297,17 @@ class Segments:
         self._tx.act(MakeSegment(number, name, segment.slots, capacity, copies))
         return segment
 
+    @property
+    def copy_slots(self) -> int:
+        """Slots for copies of other nodes' shards, for each local rank."""
+        return copy_slots(len(self.seat.peers)) * self.seat.keeps if self.seat else 0
+
     def _missing_copy_slots(self, local_rank: int) -> int:
         """Slots not made yet for copies of other nodes' shards: as many shards of each as this node has of its own."""
-        if self.seat is None:
-            return 0
         ranks = {segment.local_rank for segment in self.of_workers() if segment.sharded} | {local_rank}
         copied_shards = {segment.local_rank for segment in self.all() if segment.local_rank < 0}
-        return copy_slots(len(self.seat.peers)) * max(self.seat.keeps * len(ranks) - len(copied_shards), 0)
+        of_shard = copy_slots(len(self.seat.peers)) if self.seat else 0
+        return max(self.copy_slots * len(ranks) - of_shard * len(copied_shards), 0)
 
     def end_making(self, event: SegmentMade) -> None:
         """The segment has its file, so its slots are allocated one after the other; or it cannot be made, and is
