@@ -5,6 +5,7 @@ A machine is a node here, whose processes and shared memory go together.
 
 import os
 import signal
+from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,17 @@ def lose_machines(training: TrainStep, nodes: list[str]) -> None:
     """SIGKILL all their processes at once; their memory is gone, too."""
     agents = [agent for agent in training.agents() if {*nodes} & {*agent.cmdline()}]
     assert len(agents) == len(nodes), f"not all of {nodes} were there to be killed"
-    processes = [process for agent in agents for process in (agent, *agent.children(recursive=True))]
-    for process in processes:
-        os.kill(process.pid, signal.SIGKILL)
     (job,) = training.jobs()
-    for node in nodes:
-        segments = list(SHARED_MEMORY.glob(f"{memory_prefix(job, node)}*"))
-        assert segments, f"{node} had nothing in memory"
-        for path in segments:
-            path.unlink(missing_ok=True)
+    segments = [list(SHARED_MEMORY.glob(f"{memory_prefix(job, node)}*")) for node in nodes]
+    assert all(segments), f"not all of {nodes} had something in memory"
+    children = [child for agent in agents for child in agent.children(recursive=True)]
+    for agent in agents:
+        os.kill(agent.pid, signal.SIGKILL)
+    for child in children:
+        with suppress(psutil.NoSuchProcess):  # It may have ended with its agent.
+            child.kill()
+    for path in (path for paths in segments for path in paths):
+        path.unlink(missing_ok=True)
     psutil.wait_procs(agents)
 
 
