@@ -38,11 +38,12 @@ from everstep.runtime.checkpoint.errors import RestoreError, StateError
 from everstep.runtime.checkpoint.shard.reshard import Shard, WantedTensor, gather, read_value
 from everstep.runtime.checkpoint.state.parts import Box, TensorPart, cover
 from everstep.runtime.checkpoint.state.stateful import prepare_optimizer
+from everstep.session import current_or_first
 
 __all__ = ["MegatronCheckpointer", "StorageType", "load_checkpoint", "save_checkpoint"]
 
 REPLICAS = 2
-"""The state itself and a peer's copy: the most that the agents keep in memory."""
+"""The state itself and one peer's copy: what a job keeps unless its --peer-copies says otherwise."""
 
 
 class MegatronCheckpointer(FlashCheckpoints):
@@ -80,8 +81,8 @@ def save_checkpoint(
     """Save as of `iteration`; blocks training for one copy in memory. Call it on every rank.
 
     `model`: a module or Megatron's list of them. `optimizer`: Megatron's, or one of torch. Without an agent the store
-    is `directory`, else EVERSTEP_STORE. Raises LinkError, and StateError for `replica_count` above 2: the agents keep
-    one copy of a rank's state in a peer's memory, whatever is asked for.
+    is `directory`, else EVERSTEP_STORE. `replica_count`: the state in this node's memory and its copies in
+    that of others; the job's --peer-copies decides. Raises LinkError, and StateError if the job keeps fewer.
     """
     _check_replicas(replica_count)
     state = _sharded_state(model, optimizer, loading=False)
@@ -128,9 +129,11 @@ def _round() -> str:
 
 
 def _check_replicas(count: int) -> None:
-    if count > REPLICAS:
+    link = current_or_first().context.link
+    if link is not None and count > 1 + link.welcome.peer_copies:
         raise StateError(
-            f"replica_count={count}: the agents keep the state and one copy of it; give at most {REPLICAS}"
+            f"replica_count={count}: this job keeps the state and {link.welcome.peer_copies} of its copies in memory; "
+            f"start it with --peer-copies {count - 1}"
         )
 
 

@@ -19,7 +19,7 @@ from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.holdings import Holding, Refusal, Restore
+from everstep.runtime.protocol.holdings import CopyRequest, Holding, Refusal, Restore
 from everstep.runtime.protocol.messages import Evidence
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import (  # fmt: skip
@@ -85,7 +85,7 @@ class _Peer(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         answer = "held"
         try:
-            self.keeper.copy_shard(msgspec.json.decode(body, type=Holding), lambda: None)
+            self.keeper.copy_shard(msgspec.json.decode(body, type=CopyRequest), lambda: None)
         except RuntimeError as error:
             answer = str(error)
         self.send_response(200)

@@ -330,3 +330,16 @@ def tensors(checkpoint: Path) -> dict[str, bytes]:
                 if not name.startswith("__"):
                     tensors[name] = file.get_tensor(name).contiguous().view(-1).numpy().tobytes()
     return tensors
+
+
+def all_tensors(checkpoint: Path) -> dict[str, dict[str, bytes]]:
+    """The tensors of each rank's file: a sharded state has the same names in all."""
+    from safetensors import safe_open
+
+    by_number: dict[str, dict[str, bytes]] = {}
+    for number, path in enumerate(sorted(checkpoint.glob("*.safetensors"))):
+        with safe_open(path, framework="pt") as file:
+            names = [name for name in file.keys() if not name.startswith("__")]  # noqa: SIM118 - not a dict
+            each = {name: file.get_tensor(name).contiguous().view(-1).numpy().tobytes() for name in names}
+        by_number[str(number)] = each
+    return by_number

@@ -2,7 +2,7 @@
 
 GET /v1/shards/<round>/<iteration>/<shard>: the bytes (Range is supported); 404 if they are not in memory, 401 without
 the job's token.
-POST /v1/copies with a Holding: fetch that shard into this node's memory. The answer begins at once, has a dot for
+POST /v1/copies with a CopyRequest: fetch that shard into this node's memory. The answer begins at once, has a dot for
 progress, and ends with "held" or the reason why the shard was not copied.
 GET /v1/alive: this node's name. With ?node= and &address=, that node's name if the agent there answers, else 504.
 """
@@ -24,7 +24,7 @@ from aiohttp import web
 
 from everstep.runtime.net.tls_transport import TlsTransport
 from everstep.runtime.net.token_gate import BadBody, TokenGate, read_body
-from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.holdings import CopyRequest
 from everstep.runtime.protocol.keeper import Keeper
 
 SENDERS = 32
@@ -71,10 +71,10 @@ def application(
 
     async def copy(request: web.Request) -> web.StreamResponse:
         try:
-            source = msgspec.json.decode(await read_body(request), type=Holding)
+            wanted = msgspec.json.decode(await read_body(request), type=CopyRequest)
         except (msgspec.DecodeError, BadBody) as error:
             return web.Response(status=400, text=f"not understood: {error}")
-        return await _copy(request, threads, partial(keeper.copy_shard, source))
+        return await _copy(request, threads, partial(keeper.copy_shard, wanted))
 
     async def alive(request: web.Request) -> web.Response:
         name = await answer_alive(request.query.get("node", ""), request.query.get("address", ""))
@@ -114,8 +114,9 @@ async def _copy(
         error = work.exception()
     if error is not None and not isinstance(error, RuntimeError | OSError):
         raise error
-    await response.write(str(error or "held").encode())
-    await response.write_eof()
+    with suppress(ConnectionError):  # The peer is gone.
+        await response.write(str(error or "held").encode())
+        await response.write_eof()
     return response
 
 

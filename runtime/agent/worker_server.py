@@ -251,10 +251,8 @@ class _Connection(asyncio.Protocol):
             self._server.note_greeting()
             start = self._server.keeper.expected_range(hello.local_rank)
             place = start._asdict() if start else {}
-            certifies = seat.certifies > 0
-            self._send(
-                replace(self._server.welcome, **place, certifies=certifies, skips=seat.skips, replays=seat.replays)
-            )
+            of_job = {"certifies": seat.certifies > 0, "skips": seat.skips, "replays": seat.replays}
+            self._send(replace(self._server.welcome, **place, **of_job, peer_copies=seat.peer_copies))
 
     def _answer_later(self, call: Callable[[], Reply], on_done: Callable[[Reply], None] = lambda _: None) -> None:
         self._busy = asyncio.get_running_loop().create_task(self._answer_from_thread(call, on_done))

@@ -2,6 +2,7 @@
 that of its nodes; an unlisted pair raises. `fold_stored` does the same for checkpoints and shards of data.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from itertools import accumulate
@@ -291,12 +292,14 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
     first_rank = 0
     for members in round_.members.values():
         slots = [member.slots for member in members]
-        keepers = [members[keeper].address if keeper is not None else "" for keeper in copy_keepers(members)]
-        for member, keeper, role_first in zip(members, keepers, accumulate(slots, initial=0), strict=False):
+        keepers = copy_keepers(members, round_.peer_copies)
+        kept = Counter(keeper for each in keepers for keeper in each)
+        for index, (member, role_first) in enumerate(zip(members, accumulate(slots, initial=0), strict=False)):
             node = node_after(
                 _require_node(state, member.node), record,
                 round=round_.number, group_rank=len(nodes), first_rank=first_rank + role_first,
-                role_first_rank=role_first, peer=keeper,
+                role_first_rank=role_first, keeps=kept[index],
+                peers=tuple(members[keeper].address for keeper in keepers[index]),
             )  # fmt: skip
             nodes.append(node)
         first_rank += sum(slots)

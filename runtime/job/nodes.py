@@ -143,8 +143,10 @@ class NodeState(msgspec.Struct, frozen=True):
     group_rank: int = 0
     first_rank: int = 0
     role_first_rank: int = 0
-    peer: str = ""
-    """The address of the member that keeps copies of its shards in that round."""
+    peers: tuple[str, ...] = ()
+    """The addresses of the members that keep copies of its shards in that round."""
+    keeps: int = 0
+    """Members whose shards it keeps copies of in that round."""
     zone: str = ""
     """The failure domain of its machine; empty: unknown."""
     finished_round: int = 0

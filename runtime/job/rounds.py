@@ -220,12 +220,25 @@ def _form_round(state: State, spec: JobSpec, reason: str) -> Verdict:
         skips=state.skipped,
         replays=spec.certify_interval * spec.certify_replay,
         framework=spec.framework,
+        peer_copies=spec.peer_copies,
     )
     hosts = rank_order(round_)
     more = f" and {len(hosts) - MAX_LISTED} more" if len(hosts) > MAX_LISTED else ""
     reason = f"{reason}; in rank order: {', '.join(hosts[:MAX_LISTED])}{more}"
+    fewer = _missing_copies(round_)
+    if fewer and (state.round is None or fewer != _missing_copies(state.round)):
+        reason = f"{reason}; {fewer}"
     round_ = msgspec.structs.replace(round_, reason=reason)
     return Verdict(Step.FORM, reason, round=round_)
+
+
+def _missing_copies(round_: Round) -> str:
+    """What the round lacks of more than one peer copy, as it has too few machines."""
+    machines = {role: len({member.host for member in members}) for role, members in round_.members.items()}
+    role, wanted = min(machines, key=lambda name: machines[name]), round_.peer_copies
+    if wanted < 2 or machines[role] > wanted:
+        return ""
+    return f"{machines[role] - 1} of {wanted} peer copies, for machines of its {role} nodes: {machines[role]}"
 
 
 def choose_members(state: State, spec: JobSpec) -> dict[str, Sequence[NodeState]]:

@@ -307,6 +307,9 @@ class JobSpec(msgspec.Struct, frozen=True):
     scheduler_name: str = ""
     """Scheduler of its pods on a cluster, unless --gang or a role's template names one; empty: that of the step's own
     pod."""
+    peer_copies: int = 1
+    """How many copies of each rank's own part of a sharded state other nodes' memory keeps, each on another machine: as
+    many machines may be lost at once, and training goes on from memory."""
     keep_last: int = KEEP_LAST
     """How many committed checkpoints to keep in the store, the newest ones; 0: all."""
     keep_every: int = 0

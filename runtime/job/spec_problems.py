@@ -44,7 +44,7 @@ def _of_job(spec: JobSpec) -> Iterator[str]:
         yield f"keep_last, keep_every: {min(spec.keep_last, spec.keep_every)} is negative"
     if not spec.time_limit_s >= 0:
         yield f"time_limit_s: {spec.time_limit_s} is not a number of 0 or more"
-    for name in ("certify_interval", "skip_batches"):
+    for name in ("certify_interval", "skip_batches", "peer_copies"):
         if getattr(spec, name) < 0:
             yield f"{name}: {getattr(spec, name)} is negative"
     if spec.loss_spike and not spec.loss_spike > 1:

@@ -116,7 +116,7 @@ def _add_everstep_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_store_flags(group: argparse._ArgumentGroup) -> None:
-    """Flags of what is written to the store, and how often."""
+    """Flags of where a state is copied to, and how often."""
     group.add_argument(
         "--store",
         default="",
@@ -124,6 +124,10 @@ def _add_store_flags(group: argparse._ArgumentGroup) -> None:
         help="store shared by all nodes, for checkpoints and the master's takeover",
     )
     group.add_argument("--persist-interval", type=int, default=50, help="iterations between copies to the store (50)")
+    group.add_argument(
+        "--peer-copies", type=int, default=1, metavar="N",
+        help="copies of a sharded state in other nodes' memory: as many machines may be lost at once (1)",
+    )  # fmt: skip
     group.add_argument(
         "--keep-last", type=int, default=KEEP_LAST, metavar="N",
         help=f"newest checkpoints to keep in the store ({KEEP_LAST}; 0: all)",

@@ -36,7 +36,7 @@ class NodeCheck:
 
 @dataclass(frozen=True)
 class Saving:
-    """How this node's checkpoints get to the store, and which stay there."""
+    """Where this node's checkpoints are copied to, and which stay in the store."""
 
     persist_interval: int
     """Iterations."""
@@ -46,6 +46,8 @@ class Saving:
     """Limit of this node's writes; 0: none."""
     keep_last: int
     keep_every: int
+    peer_copies: int
+    """In other nodes' memory."""
 
 
 @dataclass(frozen=True)
@@ -130,4 +132,5 @@ def job_of(options: Launch, job: str) -> JobSpec:
     role = RoleSpec(options.nodes, options.min_nodes, options.slots, node_unit=options.node_unit, **limits)
     spec = JobSpec(job, {ROLE: role}, patience, hosts="", placement=Placement.JOINED, hang=options.hang)
     spec = replace(spec, stragglers=options.stragglers)
-    return replace(spec, keep_last=options.saving.keep_last, keep_every=options.saving.keep_every)
+    saving = options.saving
+    return replace(spec, keep_last=saving.keep_last, keep_every=saving.keep_every, peer_copies=saving.peer_copies)

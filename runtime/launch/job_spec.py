@@ -59,7 +59,8 @@ def _flag_values(flags: argparse.Namespace, role: str, nodes: tuple[int, int], s
         yield FlagValue("--nproc-per-node", ("replicaSpecs", role, "slots"), slots)
     if flags.max_restarts:
         yield FlagValue("--max-restarts", ("patience", "maxRestarts"), flags.max_restarts)
-    for flag, spec_spelling, default in (("keep_last", "keepLast", KEEP_LAST), ("keep_every", "keepEvery", 0)):
+    saving = (("keep_last", "keepLast", KEEP_LAST), ("keep_every", "keepEvery", 0), ("peer_copies", "peerCopies", 1))
+    for flag, spec_spelling, default in saving:
         if getattr(flags, flag) != default:
             yield FlagValue(f"--{flag.replace('_', '-')}", (spec_spelling,), getattr(flags, flag))
     if flags.cooldown != 30:

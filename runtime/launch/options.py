@@ -145,6 +145,7 @@ def _saving(flags: argparse.Namespace) -> Saving:
         bytes_per_s=flags.persist_bytes_per_s,
         keep_last=flags.keep_last,
         keep_every=flags.keep_every,
+        peer_copies=flags.peer_copies,
     )
 
 
@@ -182,6 +183,8 @@ def _check_numbers(flags: argparse.Namespace) -> None:
     if flags.keep_last < 0 or flags.keep_every < 0 or (flags.keep_every and not flags.keep_last):
         retention = f"--keep-last {flags.keep_last} --keep-every {flags.keep_every}"
         raise ValueError(f"{retention}: give numbers of 0 or more; with --keep-last 0 every checkpoint is kept anyway")
+    if flags.peer_copies < 0:
+        raise ValueError(f"--peer-copies {flags.peer_copies}: it cannot be negative")
     if not flags.persist_bytes_per_s >= 0:
         raise ValueError(f"--persist-bytes-per-s {flags.persist_bytes_per_s:g}: it cannot be negative")
     if not 0 <= flags.cooldown < math.inf:

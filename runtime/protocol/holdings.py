@@ -1,6 +1,7 @@
 """Where the shards of a state can be read, and which sources are refused."""
 
 from enum import StrEnum
+from typing import Annotated
 
 import msgspec
 
@@ -23,6 +24,14 @@ class Holding(msgspec.Struct, frozen=True):
     """Object in the store."""
     digest: str = ""
     """xxh3_128 of its header, as 32 hex digits; the header holds the digests of the data."""
+
+
+class CopyRequest(msgspec.Struct, frozen=True):
+    """A node asks a peer to keep a copy of its shard."""
+
+    source: Holding
+    copies: Annotated[int, msgspec.Meta(ge=1)] = 1
+    """How many peers are asked for one. Each keeps the newest complete copy, and of several the two newest."""
 
 
 class Tier(StrEnum):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
-from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.holdings import CopyRequest, Holding
 from everstep.runtime.protocol.messages import Evidence
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import Fetched, Segment, Slot, Staged
@@ -47,7 +47,7 @@ class Keeper(Protocol):
         ...
 
     def commit_stage(self, local_rank: int, stage: Staged) -> None:
-        """The worker's slot is complete: offer it, copy it to the peer, persist it if it is due. Never blocks."""
+        """The worker's slot is complete: offer it, copy it to the peers, persist it if it is due. Never blocks."""
         ...
 
     def want_stages(self) -> None:
@@ -97,7 +97,7 @@ class Keeper(Protocol):
         """The shards that this node can serve now from `address`."""
         ...
 
-    def copy_shard(self, source: Holding, on_progress: Callable[[], None]) -> None:
+    def copy_shard(self, request: CopyRequest, on_progress: Callable[[], None]) -> None:
         """Fetch a copy of a peer's shard into this node's memory, blocking until it is complete. Calls `on_progress` in
         a thread whenever memory or bytes have arrived."""
         ...

@@ -63,6 +63,8 @@ class Round(msgspec.Struct, frozen=True):
     replays: int = 0
     """Iterations between two whose gradients another rank computes again; 0: none is."""
     framework: Framework = Framework.PYTORCH
+    peer_copies: int = 1
+    """Copies of each rank's own shard that other nodes' memory is to keep."""
 
 
 class Neighbour(msgspec.Struct, frozen=True):
@@ -92,8 +94,12 @@ class Seat(msgspec.Struct, frozen=True):
     restore: Restore | None
     persists: bool
     """This node persists replicated state. Of sharded state, each node persists its own shards."""
-    peer: str = ""
-    """host:port of the agent on another host that keeps copies of this node's shards; empty: there is none."""
+    peers: tuple[str, ...] = ()
+    """host:port of the agents, each on a host of its own, that keep copies of this node's shards."""
+    keeps: int = 0
+    """Nodes whose shards this one keeps copies of."""
+    peer_copies: int = 1
+    """How many `peers` the job wants; it may have fewer hosts."""
     neighbours: tuple[Neighbour, ...] = ()
     """The members that this node asks for a sign of life while it stands still."""
     certifies: int = 0

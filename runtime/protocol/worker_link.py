@@ -50,6 +50,8 @@ class Welcome(msgspec.Struct, frozen=True, tag=True):
     """Iterations that are skipped."""
     replays: int = 0
     """Iterations between two whose gradients another rank computes again; 0: none is."""
+    peer_copies: int = 1
+    """Copies of this rank's own shard that other nodes' memory is to keep."""
 
 
 class Announce(msgspec.Struct, frozen=True, tag=True):
@@ -68,6 +70,9 @@ class Segment(msgspec.Struct, frozen=True, tag=True):
     capacity: int
     overhead: float = 0.0
     """The fraction of training time that staging may take; 0: no limit."""
+    copies: int = 0
+    """Slots of the same capacity that copies of other nodes' shards may need in this node's memory, if the worker
+    stages its own shard."""
 
 
 class Acquire(msgspec.Struct, frozen=True, tag=True):

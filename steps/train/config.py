@@ -112,6 +112,9 @@ class Config:
     """Bytes a second that each node may write to the store; 0: no limit."""
     state_bytes: float = 0.0
     """For your own script: bytes that a node stages, which sizes /dev/shm on a cluster; 0: unknown."""
+    peer_copies: int = 1
+    """Copies of a sharded state in other nodes' memory, each on another machine: as many machines may be lost at once.
+    With more than 1, state_bytes counts as a sharded state, with the copies of other nodes' parts."""
     keep_last: int = KEEP_LAST
     """Newest checkpoints to keep in the store; 0: all."""
     keep_every: int = 0
@@ -246,7 +249,7 @@ class Config:
         for name in ("nodes", "min_nodes", "workers_per_node", "iterations", "sequence_length", "persist_interval",
                      "global_batch"):  # fmt: skip
             require_count(f"--{name.replace('_', '-')}", getattr(self, name), 1)
-        for name in ("warmup", "max_relaunches", "max_restarts", "seed", "keep_last", "keep_every",
+        for name in ("warmup", "max_relaunches", "max_restarts", "seed", "keep_last", "keep_every", "peer_copies",
                      "certify_interval", "skip_batches", "micro_batch", "spares",
                      "spare_nodes"):  # fmt: skip
             require_count(f"--{name.replace('_', '-')}", getattr(self, name), 0)

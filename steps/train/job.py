@@ -20,6 +20,7 @@ _PATHS = {
     "max_relaunches": ("patience", "maxRelaunches"),
     "max_restarts": ("patience", "maxRestarts"),
     "replacement_wait_s": ("patience", "replacementWait"),
+    "peer_copies": ("peerCopies",),
     "keep_last": ("keepLast",),
     "keep_every": ("keepEvery",),
     "priority_class": ("priority",),
@@ -55,6 +56,8 @@ class Flags(Protocol):
     def max_restarts(self) -> int: ...
     @property
     def replacement_wait_s(self) -> float: ...
+    @property
+    def peer_copies(self) -> int: ...
     @property
     def keep_last(self) -> int: ...
     @property
@@ -98,6 +101,7 @@ def job_of(config: Flags) -> "JobSpec":
             patience,
             config.hosts_to_avoid(),
             host_order=config.hosts_in_order(),
+            peer_copies=config.peer_copies,
             keep_last=config.keep_last,
             keep_every=config.keep_every,
             certify_interval=config.certify_interval,

@@ -30,12 +30,13 @@ MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 def shared_memory_bytes(config: "Config") -> int:
     """Bytes of /dev/shm for one node; 0: unknown, the template's size must do.
 
-    The ranks of a node stage one copy of a replicated state; for a user's script `state_bytes` says how much.
+    The ranks of a node stage one copy of a replicated state; for a user's script `state_bytes` says how much. With
+    several peer copies the state is taken for a sharded one.
     """
     state = int(config.state_bytes)
     if not state and not config.script and config.model != TINY:
         state = STAGED_BYTES * model_parameters(config.model)
-    return _staged_bytes(state + state // 50) + (64 << 20) if state else 0
+    return _staged_bytes(state + state // 50, job_of(config).peer_copies) + (64 << 20) if state else 0
 
 
 def require_memory(
@@ -118,8 +119,9 @@ def _parameters(model: str, vocabulary: int) -> int:
     return smollm2.PARAMETERS if model == smollm2.NAME else model_parameters(model)
 
 
-def _staged_bytes(state: int) -> int:
-    from everstep.runtime.checkpoint.node.core.slots import SLOTS
+def _staged_bytes(state: int, copies: int = 1) -> int:
+    from everstep.runtime.checkpoint.node.core.slots import SLOTS, copy_slots
     from everstep.runtime.checkpoint.shard.sizes import segment_bytes
 
-    return segment_bytes(SLOTS, state)
+    own = segment_bytes(SLOTS + (copies > 1), state)
+    return own + copies * segment_bytes(copy_slots(copies), state) if copies > 1 else own

@@ -18,7 +18,7 @@ from everstep.runtime.checkpoint.stored.reports import leave_report
 from everstep.runtime.journal.journal import find_master
 from everstep.runtime.net.tls import credentials_of
 from everstep.runtime.platform.debris import memory_prefix
-from everstep.runtime.protocol.holdings import Holding, Tier
+from everstep.runtime.protocol.holdings import CopyRequest, Holding, Tier
 from everstep.runtime.protocol.keeper import MemoryRange
 from everstep.runtime.protocol.messages import Evidence
 from everstep.runtime.protocol.rounds import Seat
@@ -104,7 +104,7 @@ class FakeKeeper:
             for index, round_, iteration in self.held
         )
 
-    def copy_shard(self, source: Holding, on_progress: Callable[[], None]) -> None:
+    def copy_shard(self, request: CopyRequest, on_progress: Callable[[], None]) -> None:
         raise RuntimeError("no room")
 
     @contextmanager

@@ -556,11 +556,11 @@ threading.Event().wait()
                 async with session.get(url.replace("/7", "/8"), headers=bearer) as reply:
                     assert reply.status == 404
                 copies = f"http://{address}/v1/copies"
-                async with session.post(copies, headers=bearer, json={"round": 1, "iteration": 7}) as reply:
+                async with session.post(copies, headers=bearer, json={"source": {"round": 1, "iteration": 7}}) as reply:
                     assert (reply.status, await reply.text()) == (200, "no room"), (
                         "it answers at once, and at the end why not"
                     )
-                async with session.post(copies, headers=bearer, json={"round": "x"}) as reply:
+                async with session.post(copies, headers=bearer, json={"source": {"round": "x"}}) as reply:
                     assert reply.status == 400
             await master.direct(Action.LEAVE)
             await wait_for_end()

@@ -19,7 +19,7 @@ from everstep.runtime.agent import peer_server
 from everstep.runtime.agent.peer_server import application
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token_gate import TokenGate, application_of, listen
-from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.holdings import CopyRequest, Holding
 from tests.credentials import credentials
 
 SIZE = 64 << 20
@@ -142,7 +142,7 @@ class Copies:
     def __init__(self, error: str = "") -> None:
         self.error, self.done = error, threading.Event()
 
-    def copy_shard(self, source: Holding, on_progress: Callable[[], None]) -> None:
+    def copy_shard(self, request: CopyRequest, on_progress: Callable[[], None]) -> None:
         on_progress()
         assert self.done.wait(60)
         if self.error:
@@ -157,7 +157,7 @@ def test_who_asks_for_a_copy_hears_that_it_gets_on_and_how_it_ended(error: str) 
         with ThreadPoolExecutor(1) as threads:
             runner = application_of(application(cast(Any, keeper), gate, threads, AsyncMock()))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/copies"
-            body, headers = msgspec.json.encode(Holding(1, 1)), {"Authorization": "Bearer t"}
+            body, headers = msgspec.json.encode(CopyRequest(Holding(1, 1))), {"Authorization": "Bearer t"}
             async with gate.serve(runner, listener), asyncio.timeout(60), ClientSession(headers=headers) as session:
                 answer = await session.post(url, data=body)
                 assert await answer.content.readexactly(1) == b"."

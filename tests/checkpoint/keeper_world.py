@@ -183,8 +183,8 @@ class World:
                 assert key == "/".join(map(str, self.content(where) or ()))
             case actions.FetchShard(location=where):
                 self.write(where)
-            case actions.RequestPeerCopy(holding=holding):
-                assert self.core.segments.find(identity_of(holding))
+            case actions.RequestPeerCopy(request=request):
+                assert self.core.segments.find(identity_of(request.source))
         self.works.append(work)
 
     # What may happen
@@ -221,7 +221,7 @@ class World:
         if not well and (content := self.bytes[where[:2]]) is not None:
             self.damaged.add(content)
 
-    def begin(self, restore: Restore | None, peer: str, persists: bool, world_size: int) -> None:
+    def begin(self, restore: Restore | None, peers: tuple[str, ...], persists: bool, world_size: int) -> None:
         """As an agent does it: the round's workers are dead before the next one begins."""
         for rank in range(len(self.workers)):
             self.bury(rank)
@@ -233,7 +233,8 @@ class World:
         self.certified = {
             rank: certified_slot for rank, certified_slot in self.certified.items() if certified_slot[:2] <= self.start
         }
-        place = {"first_rank": 0, "world_size": world_size, "peer": peer, "certifies": self.certifies}
+        place = {"first_rank": 0, "world_size": world_size, "peers": peers, "certifies": self.certifies}
+        place["keeps"] = len(peers)
         self.ask(lambda ticket: events.BeginRound(ticket, seat(self.round, restore, persists, **place)))
         self.workers = [Worker(alive=True, iteration=self.start[1]) for _ in self.workers]
 

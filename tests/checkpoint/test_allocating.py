@@ -16,7 +16,7 @@ from everstep.runtime.checkpoint.shard import segment as segment_module
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
 from everstep.runtime.checkpoint.shard.sizes import PAGE
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
-from everstep.runtime.protocol.holdings import Restore
+from everstep.runtime.protocol.holdings import CopyRequest, Restore
 from everstep.runtime.protocol.worker_link import LinkError, Segment, Staged
 from tests.checkpoint.test_keeper import train
 from tests.fake_agent import PATIENCE_S, Node
@@ -190,10 +190,10 @@ def test_a_copy_that_has_no_memory_for_both_slots_is_refused_and_leaves_nothing(
     gate.after, gate.error = PAGE + 1, OSError(28, "No space left on device")
     gate.open.release()
     with pytest.raises(KeeperError, match=r"2 slots of 4\.6 MB need 9\.2 MB"):
-        node.keeper.copy_shard(holding, lambda: None)
+        node.keeper.copy_shard(CopyRequest(holding), lambda: None)
     wait_until(lambda: os.listdir(node.shm) == [], "the file with one slot goes", PATIENCE_S)
     gate.after = 1 << 40
-    node.keeper.copy_shard(holding, lambda: None)
+    node.keeper.copy_shard(CopyRequest(holding), lambda: None)
     assert {holding.iteration for holding in node.keeper.holdings("")} == {3}
     assert len(os.listdir(node.shm)) == 1
 
@@ -201,7 +201,7 @@ def test_a_copy_that_has_no_memory_for_both_slots_is_refused_and_leaves_nothing(
 def test_room_for_a_peers_copies_is_counted_beside_what_is_being_allocated(
     node: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node.begin(1, peer="127.0.0.1:9", world_size=2)
+    node.begin(1, peers=("127.0.0.1:9",), keeps=1, world_size=2)
     room_requests: list[tuple[int, int]] = []
 
     def note_room(_: Path, slots: int, copies: int, capacity: int, others: int) -> None:

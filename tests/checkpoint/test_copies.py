@@ -34,12 +34,13 @@ def stage(node: Node, iteration: int, bytes_more: int = 0) -> None:
     node.keeper.commit_stage(0, Staged(slot, iteration, layout.size, False))
 
 
-def begin(nodes: list[Node], round_: int, restore: Restore | None = None) -> None:
-    """One rank a node; each is the peer of the one before."""
+def begin(nodes: list[Node], round_: int, restore: Restore | None = None, copies: int = 1) -> None:
+    """One rank a node; each is a peer of the `copies` before."""
     for rank, node in enumerate(nodes):
-        peer = nodes[(rank + 1) % len(nodes)].address
+        peers = tuple(nodes[(rank + turn) % len(nodes)].address for turn in range(1, copies + 1))
         node.keeper.holdings(node.address)
-        node.begin(round_, restore, persists=not rank, first_rank=rank, world_size=len(nodes), peer=peer)
+        place = {"first_rank": rank, "world_size": len(nodes), "peers": peers, "keeps": copies}
+        node.begin(round_, restore, persists=not rank, **place)
 
 
 def places_held(node: Node, shard: int) -> set[tuple[int, int]]:
@@ -55,6 +56,10 @@ def restore_node(node: Node) -> Fetched:
 @pytest.fixture
 def nodes(make_node: Callable[..., Node]) -> list[Node]:
     return [make_node(f"worker-{n}-0") for n in range(2)]
+
+
+def address_of(server: socket.socket) -> str:
+    return f"127.0.0.1:{server.getsockname()[1]}"
 
 
 @pytest.fixture
@@ -80,16 +85,24 @@ def test_what_is_staged_is_soon_in_the_peers_memory_too(nodes: list[Node]) -> No
 def test_room_for_a_peers_copies_is_asked_for_before_training_begins(nodes: list[Node]) -> None:
     free = os.statvfs(nodes[0].shm)
     fits_alone = free.f_bavail * free.f_frsize // 5  # Four slots of its own, and two for copies.
-    nodes[0].begin(1, world_size=2, peer="127.0.0.1:9")
+    nodes[0].begin(1, world_size=2, peers=("127.0.0.1:9",), keeps=1)
     with pytest.raises(
-        SegmentError, match=r"4 slots of .* MB and 2 for copies of a peer's shard need .* are free .*; enl"
+        SegmentError, match=r"4 slots of .* MB and 2 for copies of other nodes' shards need .* are free .*; enl"
     ):
         nodes[0].keeper.announce(0, fits_alone, is_sharded=True)
     assert os.listdir(nodes[0].shm) == []
 
 
+def test_room_for_the_copies_of_several_nodes_is_asked_for_too(nodes: list[Node]) -> None:
+    free = os.statvfs(nodes[0].shm)
+    fits_with_one = free.f_bavail * free.f_frsize // 8  # Four slots of its own, and three for each of the two nodes.
+    nodes[0].begin(1, world_size=3, peers=("127.0.0.1:9", "127.0.0.1:10"), keeps=2)
+    with pytest.raises(SegmentError, match=r"4 slots of .* MB and 6 for copies of other nodes' shards need .* are fr"):
+        nodes[0].keeper.announce(0, fits_with_one, is_sharded=True)
+
+
 def test_a_rank_stages_again_only_when_its_last_state_is_copied(nodes: list[Node], silent: Any) -> None:
-    nodes[0].begin(1, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
+    nodes[0].begin(1, world_size=2, peers=(address_of(silent),))
     stage(nodes[0], 1)
     connection = silent.accept()[0]
     assert nodes[0].keeper.try_acquire(0, 2) is None
@@ -99,7 +112,7 @@ def test_a_rank_stages_again_only_when_its_last_state_is_copied(nodes: list[Node
 
 
 def test_a_state_that_no_peer_takes_is_told_once_a_round(nodes: list[Node], caplog: Any) -> None:
-    nodes[0].begin(1, world_size=2, peer="127.0.0.1:9")
+    nodes[0].begin(1, world_size=2, peers=("127.0.0.1:9",), keeps=1)
     for iteration in (1, 2, 3):
         stage(nodes[0], iteration)
     wait_until(lambda: nodes[0].keeper.try_acquire(0, 4), "room for the next state", PATIENCE_S)
@@ -154,6 +167,45 @@ def test_a_lost_nodes_shard_is_restored_from_its_peer(nodes: list[Node], make_no
     assert [place.tier for place in fetched] == [Tier.MEMORY, Tier.PEER]
     # What a round starts from is copied before anything is staged.
     wait_until(lambda: (1, 1) in places_held(fresh[1], 0), "a copy on the fresh node", PATIENCE_S)
+
+
+def test_two_lost_nodes_shards_are_restored_from_the_peer_that_is_left(make_node: Callable[..., Node]) -> None:
+    nodes = [make_node(f"worker-{n}-0") for n in range(4)]
+    begin(nodes, 1, copies=2)
+    for iteration in (1, 2, 3):
+        for node in nodes:
+            stage(node, iteration)
+    for shard, keepers in enumerate([(1, 2), (2, 3), (3, 0), (0, 1)]):
+        for keeper in keepers:
+            is_there = lambda: (1, 3) in places_held(nodes[keeper], shard)  # noqa: B023, E731
+            wait_until(is_there, f"a copy of shard {shard}", PATIENCE_S)
+            assert places_held(nodes[keeper], shard) >= {(1, 2), (1, 3)}, "of several copies the two newest are kept"
+    for lost in nodes[:2]:  # Rank 0 and the first keeper of its copies.
+        lost.close()
+    restore = choose_restore(holding for node in nodes[2:] for holding in node.keeper.holdings(node.address))
+    assert restore is not None
+    assert (restore.iteration, restore.reason) == (3, "iteration 3 of round 1 is whole in memory")
+    fresh = [make_node("worker-0-1"), make_node("worker-1-1"), *nodes[2:]]
+    begin(fresh, 2, restore, copies=2)
+    sources = [restore_node(node).source for node in fresh]
+    assert sources == ["peer worker-2-0", "peer worker-2-0", "memory", "memory"]
+
+
+def test_a_peer_that_says_nothing_does_not_hold_up_the_copy_of_another(
+    nodes: list[Node], silent: Any, caplog: Any
+) -> None:
+    nodes[0].keeper.holdings(nodes[0].address)
+    nodes[1].begin(1, first_rank=1, world_size=2)
+    nodes[0].begin(1, world_size=2, peers=(address_of(silent), nodes[1].address))
+    stage(nodes[0], 1)
+    with silent.accept()[0]:
+        wait_until(lambda: (1, 1) in places_held(nodes[1], 0), "the other's copy", PATIENCE_S)
+        wait_until(lambda: "has sent nothing for 1.5 s" in caplog.text, "the line that tells it", PATIENCE_S)
+    silent.settimeout(0.0)
+    stage(nodes[0], 2)
+    wait_until(lambda: (1, 2) in places_held(nodes[1], 0), "the next copy", PATIENCE_S)
+    with pytest.raises(BlockingIOError):
+        silent.accept()
 
 
 def test_a_bit_flipped_in_a_peers_copy_falls_to_the_store_and_is_told(
@@ -237,7 +289,7 @@ def test_no_copy_outlives_its_node(nodes: list[Node]) -> None:
 def test_a_save_does_not_wait_long_for_a_peer_that_takes_the_question_and_says_nothing(
     nodes: list[Node], silent: Any, caplog: Any
 ) -> None:
-    nodes[0].begin(1, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
+    nodes[0].begin(1, world_size=2, peers=(address_of(silent),))
     stage(nodes[0], 1)
     connection = silent.accept()[0]
     stage(nodes[0], 2)
@@ -252,7 +304,7 @@ def test_a_save_does_not_wait_long_for_a_peer_that_takes_the_question_and_says_n
 
 
 def test_a_peer_says_that_it_gets_on_until_it_holds_the_copy(nodes: list[Node], silent: Any, caplog: Any) -> None:
-    nodes[0].begin(1, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
+    nodes[0].begin(1, world_size=2, peers=(address_of(silent),))
     stage(nodes[0], 1)
     with silent.accept()[0] as connection:
         connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n.\r\n")
@@ -264,7 +316,7 @@ def test_a_peer_says_that_it_gets_on_until_it_holds_the_copy(nodes: list[Node], 
 
 def test_a_new_round_asks_a_silent_peer_again(nodes: list[Node], silent: Any, caplog: Any) -> None:
     for round_ in (1, 2):
-        nodes[0].begin(round_, world_size=2, peer=f"127.0.0.1:{silent.getsockname()[1]}")
+        nodes[0].begin(round_, world_size=2, peers=(address_of(silent),))
         stage(nodes[0], 1)
         with silent.accept()[0]:
             wait_until(lambda round_=round_: caplog.text.count("sent nothing") == round_, "the line", PATIENCE_S)

@@ -1,5 +1,5 @@
-"""Any order of stages, copies, persists, commits, deaths of ranks, losses of nodes, masters that die, rounds of another
-size: one state is always whole, and what is restored is one (round, iteration) for all."""
+"""Any order of stages, copies, persists, commits, deaths of ranks, losses of as many nodes as there are copies, masters
+that die, rounds of another size: one state is always whole, and what is restored is one (round, iteration) for all."""
 
 from dataclasses import dataclass, field
 
@@ -7,8 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from everstep.runtime.checkpoint.node.core.segments import COPY_SLOTS
-from everstep.runtime.checkpoint.node.core.slots import KEPT_SHARDED, Identity, SlotTable
+from everstep.runtime.checkpoint.node.core.slots import KEPT_SHARDED, Identity, SlotTable, copy_slots
 from everstep.runtime.checkpoint.stored.retention import DEBRIS_S, RetentionPolicy, StoredObjects, surplus
 from everstep.runtime.job.checkpoints import Checkpoints, with_manifest, with_shard
 from everstep.runtime.job.restore import choose_restore
@@ -25,13 +24,14 @@ class Rank:
 
     own: SlotTable = field(default_factory=lambda: SlotTable(SLOTS + 1, KEPT_SHARDED))
     earlier: list[SlotTable] = field(default_factory=list)
-    copies: dict[int, SlotTable] = field(default_factory=dict)
+    copies: dict[tuple[int, int], SlotTable] = field(default_factory=dict)
+    """By shard and number of slots."""
     staged: int = 0
     copied: int = -1
     stages: int = 0
     writing: int | None = None
-    copying: tuple[int, int] | None = None
-    """Own slot, pinned, and the slot at the peer."""
+    copying: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By keeper: the own slot, pinned, and the slot there."""
     restored: int | None = None
     """Pinned until the second stage."""
 
@@ -53,8 +53,9 @@ class Rank:
 class Ranks(RuleBasedStateMachine):
     """Ranks in step, as collectives make them: none works on an iteration before all have staged the last one."""
 
-    @initialize(count=st.integers(2, 4))
-    def begin(self, count: int) -> None:
+    @initialize(count=st.integers(2, 5), copies=st.integers(1, 3))
+    def begin(self, count: int, copies: int) -> None:
+        self.wanted_copies = copies
         self.ranks = [Rank() for _ in range(count)]
         self.round = 1
         self.start: tuple[int, int] = (0, 0)
@@ -73,16 +74,26 @@ class Ranks(RuleBasedStateMachine):
     def pick(self, which: int) -> tuple[int, Rank]:
         return which % len(self.ranks), self.ranks[which % len(self.ranks)]
 
+    @property
+    def copies(self) -> int:
+        """Nodes that keep a copy of each shard."""
+        return min(self.wanted_copies, len(self.ranks) - 1)
+
+    def table_at(self, keeper: int, number: int) -> SlotTable:
+        """The slots of that rank's copies at a keeper of them."""
+        slots = copy_slots(self.copies)
+        return self.ranks[keeper].copies.setdefault((number, slots), SlotTable(slots, slots - 1))
+
     def identity(self, number: int, iteration: int) -> Identity:
         return Identity(self.round, iteration, number, len(self.ranks))
 
-    @rule(which=st.integers(0, 3))
+    @rule(which=st.integers(0, 4))
     def begins_to_stage(self, which: int) -> None:
         number, rank = self.pick(which)
-        if rank.writing is None and rank.copying is None and all(r.staged >= rank.staged for r in self.ranks):
+        if rank.writing is None and not rank.copying and all(r.staged >= rank.staged for r in self.ranks):
             rank.writing = rank.own.acquire(self.identity(number, rank.staged + 1))
 
-    @rule(which=st.integers(0, 3))
+    @rule(which=st.integers(0, 4))
     def has_staged(self, which: int) -> None:
         number, rank = self.pick(which)
         if rank.writing is not None:
@@ -97,33 +108,34 @@ class Ranks(RuleBasedStateMachine):
             rank.forget(self.round)
 
     def copy(self, number: int, slot: int) -> None:
-        rank, peer = self.ranks[number], self.ranks[(number + 1) % len(self.ranks)]
+        rank = self.ranks[number]
         identity = rank.own[slot].identity
         assert identity is not None
-        if len(self.ranks) == 1:
-            return
-        copies = peer.copies.setdefault(number, SlotTable(COPY_SLOTS))
-        if copies.find(identity) is not None:
+        for keeper in ((number + turn) % len(self.ranks) for turn in range(1, self.copies + 1)):
+            table = self.table_at(keeper, number)
+            if table.find(identity) is None:
+                place = table.acquire(identity)
+                assert place is not None
+                rank.own.pin(slot)
+                rank.copying[keeper] = slot, place
+        if self.copies and not rank.copying:
             rank.copied = identity.iteration
-            return
-        place = copies.acquire(identity)
-        assert place is not None
-        rank.own.pin(slot)
-        rank.copying = slot, place
 
-    @rule(which=st.integers(0, 3))
-    def is_copied(self, which: int) -> None:
+    @rule(which=st.integers(0, 4), turn=st.integers(0, 2))
+    def is_copied(self, which: int, turn: int) -> None:
+        """One of the keepers has its copy."""
         number, rank = self.pick(which)
-        if rank.copying is not None:
-            slot, place = rank.copying
-            rank.copying = None
+        if rank.copying:
+            keeper = list(rank.copying)[turn % len(rank.copying)]
+            slot, place = rank.copying.pop(keeper)
             rank.own.unpin(slot)
-            self.ranks[(number + 1) % len(self.ranks)].copies[number].stage(place, 1)
+            self.table_at(keeper, number).stage(place, 1)
             identity = rank.own[slot].identity
             assert identity is not None
-            rank.copied = identity.iteration
+            if not rank.copying:
+                rank.copied = identity.iteration
 
-    @rule(copied=st.sets(st.integers(0, 3)), iterations=st.integers(1, 5))
+    @rule(copied=st.sets(st.integers(0, 4)), iterations=st.integers(1, 5))
     def iterations_go_by(self, copied: set[int], iterations: int) -> None:
         """As far as they can while only these ranks' copies arrive."""
         for _ in range(iterations):
@@ -131,9 +143,10 @@ class Ranks(RuleBasedStateMachine):
                 self.begins_to_stage(number)
                 self.has_staged(number)
             for number in copied:
-                self.is_copied(number)
+                while self.pick(number)[1].copying:
+                    self.is_copied(number, 0)
 
-    @rule(which=st.integers(0, 3), slot=st.integers(0, SLOTS))
+    @rule(which=st.integers(0, 4), slot=st.integers(0, SLOTS))
     def is_being_persisted(self, which: int, slot: int) -> None:
         rank = self.pick(which)[1]
         if slot in rank.own.complete() and len(self.readers) < 3:
@@ -158,10 +171,10 @@ class Ranks(RuleBasedStateMachine):
             self.commits(is_written=True, journaled=True)
         self.known = with_shard(self.known, Holding(*identity, key=f"{identity}"))
 
-    @rule(number_persisted=st.integers(0, 4), is_written=st.booleans(), journaled=st.booleans())
+    @rule(number_persisted=st.integers(0, 5), is_written=st.booleans(), journaled=st.booleans())
     def the_newest_state_of_all_is_persisted(self, number_persisted: int, is_written: bool, journaled: bool) -> None:
         """As the interval asks all ranks for it; the first so many agents tell the master."""
-        self.iterations_go_by({0, 1, 2, 3}, 1)
+        self.iterations_go_by({0, 1, 2, 3, 4}, 1)
         newest = min(rank.staged for rank in self.ranks)
         for number, rank in enumerate(self.ranks):
             identity = self.identity(number, newest)
@@ -218,21 +231,21 @@ class Ranks(RuleBasedStateMachine):
         """As the master tells it."""
         return [holding for checkpoint in self.known.values() for holding in checkpoint.shards]
 
-    @rule(count=st.integers(1, 4))
+    @rule(count=st.integers(1, 5))
     def everything_is_lost_but_the_store(self, count: int) -> None:
         self.end_round()
         self.readers.clear()
         self.ranks = [Rank() for _ in range(count)]
         self.restore(max((place for place in self.committed if place in self.known), default=(0, 0)))
 
-    @rule(count=st.integers(1, 4))
+    @rule(count=st.integers(1, 5))
     def a_round_of_another_size_begins(self, count: int) -> None:
         """Nodes that join hold nothing; those that leave have staged, and their memory is read until all have begun."""
         staged = min(rank.staged for rank in self.ranks)
         least = (self.round, staged) if all(rank.stages for rank in self.ranks) else self.start
         leaving = self.ranks[count:]
         self.end_round()
-        if any(rank.copied < staged for rank in leaving) or len(leaving) > 1:
+        if any(rank.copied < staged for rank in leaving) or len(leaving) > self.copies:
             least = max((place for place in self.committed if place in self.known), default=(0, 0))
         self.readers = [reader for reader in self.readers if reader[0] not in leaving]
         if count != len(self.ranks):
@@ -242,35 +255,45 @@ class Ranks(RuleBasedStateMachine):
         self.ranks = self.ranks[:count] + [Rank() for _ in range(count - len(self.ranks))]
         self.restore(least)
 
-    @rule(which=st.integers(0, 3))
+    @rule(which=st.integers(0, 4))
     def a_worker_dies(self, which: int) -> None:
         staged = min(rank.staged for rank in self.ranks)
         least = (self.round, staged) if all(rank.stages for rank in self.ranks) else self.start
         self.end_round()
         self.restore(least)
 
-    @rule(which=st.integers(0, 3))
-    def a_node_is_lost(self, which: int) -> None:
-        number, rank = self.pick(which)
-        if min(r.copied for r in self.ranks) < 0:
-            return  # A second loss, before what the round started from is copied.
-        copied = min(r.copied for r in self.ranks)
+    @rule(first=st.integers(0, 4), others=st.sets(st.integers(1, 4)))
+    def nodes_are_lost(self, first: int, others: set[int]) -> None:
+        """At once; as many as there are copies."""
+        copied = min(rank.copied for rank in self.ranks)
+        if copied < 0:
+            return  # Another loss, before what the round started from is copied.
         least = (self.round, copied) if copied > self.start[1] else self.start
+        lost = {self.pick(first + more)[0] for more in (0, *sorted(others)[: self.copies - 1])}
         self.end_round()
-        self.readers = [reader for reader in self.readers if reader[0] is not rank]
-        self.ranks[number] = Rank()
+        for number in lost:
+            self.readers = [reader for reader in self.readers if reader[0] is not self.ranks[number]]
+            self.ranks[number] = Rank()
         self.restore(least)
+
+    @rule(copied=st.sets(st.integers(0, 4)), first=st.integers(0, 4), others=st.sets(st.integers(1, 4)))
+    def nodes_are_lost_of_which_some_had_copied_more(self, copied: set[int], first: int, others: set[int]) -> None:
+        """As far ahead as collectives let them be."""
+        self.iterations_go_by({0, 1, 2, 3, 4}, 2)
+        self.iterations_go_by(copied, 2)
+        self.nodes_are_lost(first, others)
 
     def end_round(self) -> None:
         for number, rank in enumerate(self.ranks):
             if rank.writing is not None:
                 rank.own.abandon(rank.writing)
-            if rank.copying is not None:
-                rank.own.unpin(rank.copying[0])
-                self.ranks[(number + 1) % len(self.ranks)].copies[number].abandon(rank.copying[1])
+            for keeper, (slot, place) in rank.copying.items():
+                rank.own.unpin(slot)
+                self.table_at(keeper, number).abandon(place)
+            rank.copying.clear()
             if rank.restored is not None:
                 rank.own.unpin(rank.restored)
-            rank.writing = rank.copying = rank.restored = None
+            rank.writing = rank.restored = None
 
     def restore(self, least: tuple[int, int]) -> None:
         """What is restored is one (round, iteration) for all, and none that all had is lost."""
@@ -318,5 +341,5 @@ class Ranks(RuleBasedStateMachine):
         self.copy(number, rank.restored)
 
 
-def test_whatever_one_node_is_lost_or_worker_dies_a_state_of_all_ranks_is_whole_in_memory() -> None:
+def test_whatever_nodes_are_lost_or_workers_die_a_state_of_all_ranks_is_whole_in_memory() -> None:
     run_state_machine_as_test(Ranks, settings=settings(max_examples=examples(40), stateful_step_count=60))

@@ -19,7 +19,7 @@ from everstep.runtime.checkpoint.shard.digests import seal
 from everstep.runtime.checkpoint.shard.fetch import fetch, read
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.net.token_gate import TokenGate, application_of, listen
-from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.holdings import CopyRequest, Holding
 from tests.checkpoint.test_restoring import stage_state
 from tests.credentials import credentials
 
@@ -39,7 +39,7 @@ class Holder:
         self.asked += 1
         yield self.shard[:]
 
-    def copy_shard(self, source: Holding, on_progress: Any) -> None:
+    def copy_shard(self, request: CopyRequest, on_progress: Any) -> None:
         """As if there were room."""
         on_progress()
 
@@ -88,7 +88,7 @@ def test_a_shard_comes_by_several_connections_and_is_what_it_was() -> None:
         some = memoryview(bytearray(1_234_567))
         read(source, 77, some, NO_STORE, credentials())
         assert bytes(some) == bytes(holder.shard[77 : 77 + len(some)])
-        assert request_copy(address, source, credentials()) == ""
+        assert request_copy(address, CopyRequest(source), credentials()) == ""
 
 
 def test_what_was_damaged_at_the_peer_is_found() -> None:

@@ -134,6 +134,7 @@ def test_when_no_source_is_right_each_is_told_the_master_and_the_round_is_waited
     }  # fmt: skip
     assert "missing: no such object" in refusals_by_name["missing"].why
     waiting_load = ThreadPoolExecutor(1).submit(node.keeper.wait_for_restore, 0)
+    wait_until(lambda: node.keeper._core._restore._waiting, "that it waits", PATIENCE_S)
     node.begin(3)
     with pytest.raises(KeeperError, match="the round ended"):
         waiting_load.result(PATIENCE_S)

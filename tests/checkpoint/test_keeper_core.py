@@ -71,8 +71,8 @@ class Explorer:
                 for place in places
             ]
             restore = Restore(round_, iteration, tuple(of), "")
-        peer = "127.0.0.1:9" if chance.random() < 0.7 else ""
-        world.begin(restore, peer, chance.random() < 0.7, world_size)
+        peers = tuple(f"127.0.0.1:{9 + n}" for n in range(chance.choice([0, 1, 1, 2])))
+        world.begin(restore, peers, chance.random() < 0.7, world_size)
 
     def rank(self) -> int:
         return self.chance.randint(0, 1)
@@ -140,7 +140,8 @@ class Explorer:
         iteration, pages = self.world.start[1] + self.chance.randint(1, 3), self.chance.choice([1, 1, 2])
         digest = self.chance.choice(["digest", "digest", ""])
         source = Holding(round_, iteration, shard, 3, 4096 * pages, node=PEER, digest=digest)
-        self.world.ask(lambda ticket: events.CopyShard(ticket, source))
+        copies = self.chance.choice([1, 1, 2])
+        self.world.ask(lambda ticket: events.CopyShard(ticket, source, copies))
 
     def a_peer_reads(self) -> None:
         if not self.world.known:
@@ -234,7 +235,7 @@ class Explorer:
         assert {pin.reader for pin in world.core.segments.pins} <= {Reader.START, Reader.COMPARE, Reader.CERTIFIED}
         assert not world.core.segments._claimed
         if not world.closed:
-            world.begin(None, "", persists=True, world_size=2)
+            world.begin(None, (), persists=True, world_size=2)
             world.settle()
             assert world.waiting == {}
             assert not world.core.segments.pins
@@ -269,7 +270,7 @@ def test_who_waits_for_memory_is_answered_when_all_of_it_is_there_or_no_more_com
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_put_that_fails_is_tried_again_while_somebody_waits_for_the_state_until_patience_ends(waits: bool) -> None:
     world = World()
-    world.begin(None, "", persists=True, world_size=2)
+    world.begin(None, (), persists=True, world_size=2)
     world.ask(lambda ticket: events.Announce(ticket, 0, 4096, sharded=False))
     world.settle()
     world.ask(lambda ticket: events.Acquire(ticket, 0, 1, waits=True))
@@ -316,7 +317,7 @@ def test_the_table_lists_every_event() -> None:
 def after_a_death(restored: bool) -> World:
     """A worker has staged one state and died; a round begins that starts from it, or none begins."""
     world = World()
-    world.begin(None, "", persists=True, world_size=2)
+    world.begin(None, (), persists=True, world_size=2)
     world.ask(lambda ticket: events.Announce(ticket, 0, 4096, sharded=False))
     world.settle()
     world.ask(lambda ticket: events.Acquire(ticket, 0, 1, waits=True))
@@ -325,7 +326,7 @@ def after_a_death(restored: bool) -> World:
     world.bury(0)
     if restored:
         held = Holding(1, 1, size=4096, digest="digest", node=NODE)
-        world.begin(Restore(1, 1, (held,), ""), "", persists=True, world_size=2)
+        world.begin(Restore(1, 1, (held,), ""), (), persists=True, world_size=2)
     return world
 
 

@@ -5,12 +5,14 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from everstep.runtime.checkpoint.errors import StateError
+from everstep.runtime.protocol.worker_link import Welcome
 from tests.harness import ROOT
 
 SCRIPT = Path(__file__).with_name("megatron_script.py")
@@ -45,9 +47,15 @@ def test_a_gpt_that_goes_on_trains_as_one_that_never_stopped(tmp_path: Path) -> 
     assert stopped[2]["losses"] == pytest.approx(other[2]["losses"], abs=1e-5)
 
 
-def test_more_replicas_than_the_agents_keep_are_refused() -> None:
+@pytest.mark.parametrize(("copies", "refused"), [(0, 2), (1, 3), (2, 4)])
+def test_more_replicas_than_the_job_keeps_are_refused(
+    copies: int, refused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("megatron.core.parallel_state")
-    from everstep.megatron import save_checkpoint
+    from everstep import megatron
 
-    with pytest.raises(StateError, match=r"^replica_count=3: the agents keep the state and one copy"):
-        save_checkpoint(1, torch.nn.Linear(1, 1), replica_count=3)
+    link = SimpleNamespace(welcome=Welcome("job", "store", peer_copies=copies))
+    monkeypatch.setattr(megatron, "current_or_first", lambda: SimpleNamespace(context=SimpleNamespace(link=link)))
+    megatron._check_replicas(refused - 1)
+    with pytest.raises(StateError, match=rf"^replica_count={refused}: .* start it with --peer-copies {refused - 1}$"):
+        megatron.save_checkpoint(1, torch.nn.Linear(1, 1), replica_count=refused)

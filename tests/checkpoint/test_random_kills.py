@@ -63,8 +63,8 @@ class Ranks:
         sharded = self.kind == "fsdp"
         for rank, node in enumerate(self.nodes):
             place = {"first_rank": rank, "world_size": len(self.nodes)}
-            peer = self.nodes[(rank + 1) % len(self.nodes)].address if sharded else ""
-            node.begin(self.round, restore, persists=not rank, peer=peer, **place)
+            peers = (self.nodes[(rank + 1) % len(self.nodes)].address,) if sharded else ()
+            node.begin(self.round, restore, persists=not rank, peers=peers, keeps=len(peers), **place)
         return restore.iteration if restore else 0
 
     def live(self, chance: random.Random, fault: str) -> None:

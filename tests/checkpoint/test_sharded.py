@@ -64,8 +64,9 @@ class Job:
         first, world = 0, sum(node.workers for node in nodes)
         for number, node in enumerate(nodes):
             node.keeper.holdings(node.address)
-            peer = nodes[(number + 1) % len(nodes)].address if len(nodes) > 1 else ""
-            node.begin(self.round, restore, persists=not first, first_rank=first, world_size=world, peer=peer)
+            peers = (nodes[(number + 1) % len(nodes)].address,) if len(nodes) > 1 else ()
+            place = {"first_rank": first, "world_size": world, "peers": peers, "keeps": len(peers)}
+            node.begin(self.round, restore, persists=not first, **place)
             first += node.workers
 
     def run(self, mesh: str, iterations: int, fault: str = "") -> tuple[int, dict[str, Any]]:

@@ -44,7 +44,7 @@ SPECS = [
     platform(),
     platform(
         {"worker": RoleSpec(4, 2, node_unit=2, max_nodes=6, scale_out_timeout_s=20.0)},
-        stragglers=StragglerPolicy.REPLACE,
+        stragglers=StragglerPolicy.REPLACE, peer_copies=2,
     ),
     platform(
         {

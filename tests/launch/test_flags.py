@@ -21,6 +21,7 @@ OURS = {
     "spares", "network_check", "exclude_straggler", "switchbox_check", "box_pairs", "min_bandwidth", "min_channels",
     "node_unit", "store", "job_spec", "persist_interval", "checkpoint_overhead", "persist_bytes_per_s", "cooldown",
     "keep_last", "keep_every", "hang_timeout", "on_hang", "straggler_policy", "preload", "no_fork_server", "no_tls",
+    "peer_copies",
 }  # fmt: skip
 
 

@@ -313,6 +313,20 @@ def test_three_checkpoints_stay_unless_a_flag_or_the_spec_says_otherwise(
 
 
 @pytest.mark.parametrize(
+    ("spec", "flags", "copies"),
+    [("", (), 1), ("", ("--peer-copies=2",), 2), ("peerCopies: 3", (), 3), ("", ("--peer-copies=0",), 0)],
+)
+def test_another_node_keeps_one_copy_unless_a_flag_or_the_spec_says_otherwise(
+    tmp_path: Path, spec: str, flags: tuple[str, ...], copies: int
+) -> None:
+    (tmp_path / "roles.yaml").write_text(f"{SPEC}{spec}\n")
+    of_role = ("--job-spec=roles.yaml", "--role=worker", "--rdzv-endpoint=h:1", *flags)
+    assert job_of(read(*of_role), "llama-1").peer_copies == copies
+    if not spec:
+        assert job_of(read("--standalone", *flags), "llama-1").peer_copies == copies
+
+
+@pytest.mark.parametrize(
     ("flags", "words"),
     [
         ([], "--role: roles.yaml has the roles ps, worker; choose this node's role"),

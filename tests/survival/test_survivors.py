@@ -8,7 +8,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from tests.harness import TrainStep, kill, tensors, wait_until
+from tests.harness import TrainStep, all_tensors, kill, tensors, wait_until
 
 
 def processes(training: TrainStep) -> dict[int, dict[int, int]]:
@@ -34,19 +34,6 @@ def test_a_killed_worker_alone_is_made_anew_and_changes_no_weight(
     assert second[1] == third[1]
     assert third[0] != second[0]
     assert tensors(training.checkpoint()) == undisturbed
-
-
-def all_tensors(checkpoint: Path) -> dict[str, dict[str, bytes]]:
-    """The tensors of each rank's file: a sharded state has the same names in all."""
-    from safetensors import safe_open
-
-    by_number: dict[str, dict[str, bytes]] = {}
-    for number, path in enumerate(sorted(checkpoint.glob("*.safetensors"))):
-        with safe_open(path, framework="pt") as file:
-            names = [name for name in file.keys() if not name.startswith("__")]  # noqa: SIM118 - not a dict
-            each = {name: file.get_tensor(name).contiguous().view(-1).numpy().tobytes() for name in names}
-        by_number[str(number)] = each
-    return by_number
 
 
 def log_lines(training: TrainStep, words: str) -> int:

@@ -40,6 +40,14 @@ def test_three_states_of_a_model_or_of_the_users_script_fit(tmp_path: Path) -> N
     assert 3e10 < shared_memory_bytes(Config(script="mine.py", state_bytes=1e10)) < 3.2e10
 
 
+def test_with_several_peer_copies_those_of_other_nodes_fit_too() -> None:
+    """Four slots of the node's own, three for each of the two copies that it keeps."""
+    sharded = Config(script="mine.py", state_bytes=1e10, peer_copies=2)
+    of_spec = Config(script="mine.py", state_bytes=1e10, job_spec='{"peerCopies": 2, "replicaSpecs": {"worker": {}}}')
+    assert 10e10 < shared_memory_bytes(sharded) < 10.4e10
+    assert shared_memory_bytes(of_spec) == shared_memory_bytes(sharded)
+
+
 @pytest.mark.parametrize("config", [Config(), Config(script="mine.py", model="anything")])
 def test_otherwise_the_template_has_to_do(config: Config) -> None:
     assert shared_memory_bytes(config) == 0

@@ -33,7 +33,7 @@ from everstep.runtime.checkpoint.stored.keys import shard_key
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.platform.debris import SHARED_MEMORY, memory_prefix
 from everstep.runtime.protocol import worker_link
-from everstep.runtime.protocol.holdings import Holding, Refusal, Tier
+from everstep.runtime.protocol.holdings import CopyRequest, Holding, Refusal, Tier
 from everstep.runtime.protocol.keeper import MemoryRange
 from everstep.runtime.protocol.messages import Evidence
 from everstep.runtime.protocol.rounds import Seat
@@ -174,9 +174,9 @@ class Keeper:
         """See the protocol. Missing digests are computed first."""
         return self._ask(events.ListHoldings(next(self._tickets), address))
 
-    def copy_shard(self, source: Holding, on_progress: Callable[[], None]) -> None:
+    def copy_shard(self, request: CopyRequest, on_progress: Callable[[], None]) -> None:
         """See the protocol. KeeperError if the copy cannot be had."""
-        self._ask(events.CopyShard(next(self._tickets), source), on_progress)
+        self._ask(events.CopyShard(next(self._tickets), request.source, request.copies), on_progress)
 
     @contextmanager
     def open_shard(self, round: int, iteration: int, shard: int) -> Iterator[memoryview]:  # noqa: A002
@@ -295,7 +295,8 @@ class Keeper:
                 return self._describe_start(reply)
             case int():
                 file = self._files[reply]
-                return worker_link.Segment(str(file.path), file.slots, file.capacity, self._overhead)
+                copies = self._core.segments.copy_slots
+                return worker_link.Segment(str(file.path), file.slots, file.capacity, self._overhead, copies)
         return reply
 
     def _memory_range(self, location: actions.Location) -> MemoryRange:

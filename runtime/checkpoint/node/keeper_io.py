@@ -39,11 +39,11 @@ from everstep.runtime.checkpoint.shard.digests import check_shard, seal
 from everstep.runtime.checkpoint.shard.fetch import fetch, refusal
 from everstep.runtime.checkpoint.shard.segment import NewSegment, SegmentFile, require_room
 from everstep.runtime.net.tls import Credentials
-from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.holdings import CopyRequest
 from everstep.runtime.store import Store
 
 PATH = "/v1/copies"
-"""Asks an agent to fetch a copy: POST of the Holding. It answers with a dot whenever it makes progress, at most every
+"""Asks an agent to fetch a copy: POST of a CopyRequest. It answers with a dot whenever it makes progress, at most every
 half second, and at the end with HELD or the reason why it cannot."""
 HELD = "held"
 _PART_BYTES = 4096
@@ -160,7 +160,7 @@ class WorkThreads:
 
     def _request_copy(self, work: RequestPeerCopy) -> PeerCopyEnded:
         try:
-            return PeerCopyEnded(work.work, request_copy(work.peer, work.holding, self._credentials))
+            return PeerCopyEnded(work.work, request_copy(work.peer, work.request, self._credentials))
         except TimeoutError:
             why = f"{work.peer} has sent nothing for {SILENT_S:g} s; it is asked again in {RETRY_S:g} s"
             return PeerCopyEnded(work.work, why, silent=True)
@@ -182,13 +182,13 @@ def _check(work: CheckDigest, data: memoryview) -> CheckEnded:
     return CheckEnded(work.work)
 
 
-def request_copy(peer: str, holding: Holding, credentials: Credentials) -> str:
+def request_copy(peer: str, request: CopyRequest, credentials: Credentials) -> str:
     """Wait until the peer has its copy. Returns why it has not, or an empty string. Raises TimeoutError if it sends
     nothing for SILENT_S."""
     connection = credentials.connection(peer, SILENT_S)
     try:
         headers = {**credentials.headers, "Content-Type": "application/json"}
-        connection.request("POST", PATH, msgspec.json.encode(holding), headers)
+        connection.request("POST", PATH, msgspec.json.encode(request), headers)
         answer = connection.getresponse()
         body = b""
         while part := answer.read1(_PART_BYTES):

@@ -238,13 +238,13 @@ class NewSegment:
 
 
 def require_room(directory: Path, slots: int, copies: int, capacity: int, promised_bytes: int) -> None:
-    """Raises SegmentError with the arithmetic unless the directory has room for that many slots, the slots for a peer's
-    copies, and `others` bytes that are being allocated."""
+    """Raises SegmentError with the arithmetic unless the directory has room for that many slots, the slots for
+    copies of other nodes' shards, and `others` bytes that are being allocated."""
     place = os.statvfs(directory)
     size = segment_bytes(slots + copies, capacity)
     if place.f_blocks and size + promised_bytes > place.f_bavail * place.f_frsize:  # Zero blocks: no limit.
         what = _describe_slots(slots, round_to_pages(capacity)) + (
-            f" and {copies} for copies of a peer's shard" if copies else ""
+            f" and {copies} for copies of other nodes' shards" if copies else ""
         )
         raise _no_room_error(directory, what, size, "No space left on device")
 

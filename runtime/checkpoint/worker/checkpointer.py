@@ -260,7 +260,8 @@ class Checkpointer:
         self._segment, self._populated = self._map_segment(Path(segment.path)), not capacity
         if capacity and self._rank == 0:
             size, slot = segment.slots * segment.capacity, segment.capacity
-            more = f", and up to {2 * slot / 1e6:.1f} MB for copies of a peer's" if self._sharded else ""
+            copies = f"{segment.copies} slots ({segment.copies * slot / 1e6:.1f} MB) for copies of other nodes' parts"
+            more = f", and up to {copies}" if self._sharded and segment.copies else ""
             what = f"{segment.slots} slots of {slot / 1e6:.1f} MB"
             print(f"everstep: {size / 1e6:.1f} MB of shared memory for this state: {what}{more}", file=sys.stderr)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from everstep.runtime.checkpoint.errors import KeeperError, SegmentError
 from everstep.runtime.checkpoint.node.core.slots import Identity
-from everstep.runtime.protocol.holdings import Holding, Refusal
+from everstep.runtime.protocol.holdings import CopyRequest, Holding, Refusal
 
 
 class Location(NamedTuple):
@@ -151,7 +151,7 @@ class RequestPeerCopy:
 
     work: int
     peer: str
-    holding: Holding
+    request: CopyRequest
 
 
 # Reports

@@ -107,6 +107,8 @@ class CopyShard:
 
     ticket: int
     source: Holding
+    copies: int = 1
+    """How many peers are asked for one."""
 
 
 @dataclass(frozen=True)

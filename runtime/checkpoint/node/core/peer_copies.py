@@ -1,12 +1,14 @@
-"""Peer copies: what a rank staged of a sharded state is also in the memory of another failure domain.
+"""Peer copies: what a rank staged of a sharded state is also in the memory of other failure domains.
 
-The node that staged a shard asks its peer to fetch it, one state at a time for each local rank. A rank stages the next
-state only when the copy has succeeded, or has failed, which is logged. So while ranks keep step, as collectives make
-them, the last two states of every surviving rank (`slots.KEPT_SHARDED`) include the last one of which a lost node's
-shards were copied. Invariant: whatever single failure domain is lost, some (round, iteration) is complete in memory.
+The node that staged a shard asks each of its peers to fetch it, all at the same time and one state after the other for
+each local rank. A rank stages the next state only when each copy has succeeded, or has failed, which is logged. So
+while ranks keep step, as collectives make them, the last two states of every surviving rank (`slots.KEPT_SHARDED`)
+include the last one of which a lost node's shards were copied. Where several nodes may be lost at once, peers keep the
+last two copies as well: of two lost nodes, one may have copied a state more than the other. Invariant: whatever failure
+domains are lost, as many as there are copies, some (round, iteration) is complete in memory.
 
 Source: "Gemini: Fast Failure Recovery in Distributed Training with In-Memory Checkpoints" (SOSP 2023), for copying
-every iteration's state to a fixed peer.
+every iteration's state to fixed peers.
 """
 
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ from everstep.runtime.checkpoint.node.core.peer_reads import PeerReads
 from everstep.runtime.checkpoint.node.core.segments import Pin, Reader, Segment, Segments, copies_of
 from everstep.runtime.checkpoint.node.core.slots import Identity
 from everstep.runtime.checkpoint.node.core.transaction import Transaction
-from everstep.runtime.protocol.holdings import Holding
+from everstep.runtime.protocol.holdings import CopyRequest, Holding
 from everstep.runtime.protocol.rounds import Seat
 
 SILENT_S = 1.5
@@ -35,6 +37,7 @@ _ROLLED_BACK = "another round began from an earlier state"
 
 @dataclass(eq=False)
 class _Sending:
+    local_rank: int
     peer: str
     pin: Pin
     work: int | None = None
@@ -42,77 +45,82 @@ class _Sending:
 
 
 class SentCopies:
-    """The copies that this node asks its peer to fetch."""
+    """The copies that this node asks its peers to fetch."""
 
     def __init__(self, tx: Transaction, segments: Segments, reads: PeerReads) -> None:
         self._tx, self._segments, self._reads = tx, segments, reads
-        self._peer = ""
-        self._sending: dict[int, _Sending] = {}
-        """Of this round, by local rank."""
+        self._peers: tuple[str, ...] = ()
+        self._sending: list[_Sending] = []
+        """Of this round."""
         self._requested: dict[int, _Sending] = {}
         """By work, including earlier rounds: the peer reads until it has answered."""
-        self._last_error = ""
-        self._silent_until = 0.0
+        self._errors: set[str] = set()
+        """Those of this round that were logged."""
+        self._silent_until: dict[str, float] = {}
+        """By peer."""
 
     def begin(self, seat: Seat) -> None:
-        """A round begins, with another peer or none. The state it starts from is sent again."""
-        self._peer, self._last_error, self._silent_until = seat.peer, "", 0.0
-        self._forget()
+        """A round begins, with other peers or none. The state it starts from is sent again."""
+        self._begin(seat.peers)
 
     def close(self) -> None:
         """Ask for no more copies."""
-        self._peer = ""
-        self._forget()
+        self._begin(())
 
-    def _forget(self) -> None:
-        for sending in self._sending.values():
+    def _begin(self, peers: tuple[str, ...]) -> None:
+        self._peers = peers
+        self._errors.clear()
+        self._silent_until.clear()
+        for sending in self._sending:
             if sending.work is None:
                 self._segments.unpin(sending.pin)
         self._sending.clear()
 
-    @property
-    def has_peer(self) -> bool:
-        """Whether there is another failure domain."""
-        return bool(self._peer)
-
     def is_busy(self, local_rank: int) -> bool:
         """Whether what that worker staged last is still on its way."""
-        return local_rank in self._sending
+        return any(sending.local_rank == local_rank for sending in self._sending)
 
     def send(self, local_rank: int, segment: Segment, slot: int) -> None:
-        """Have that complete state copied."""
-        if self._peer and local_rank not in self._sending and self._tx.now >= self._silent_until:
-            self._sending[local_rank] = _Sending(self._peer, self._segments.pin(segment, slot, Reader.COPY))
+        """Have that complete state copied by every peer that answers."""
+        if self.is_busy(local_rank):
+            return
+        for peer in self._peers:
+            if self._tx.now >= self._silent_until.get(peer, 0.0):
+                pin = self._segments.pin(segment, slot, Reader.COPY)
+                self._sending.append(_Sending(local_rank, peer, pin))
 
     def advance(self) -> bool:
         """Request every copy whose digest is known. Returns whether there was one."""
         has_moved = False
-        for local_rank, sending in list(self._sending.items()):
+        for sending in list(self._sending):
             pin = sending.pin
             if sending.work is not None or not (pin.digest or pin.flaw):
                 continue
             has_moved = True
             if pin.flaw:
-                del self._sending[local_rank]
+                self._sending.remove(sending)
                 self._end(sending, pin.flaw)
             else:
                 sending.work = self._tx.number_work()
                 self._requested[sending.work] = sending
-                self._tx.act(RequestPeerCopy(sending.work, sending.peer, self._reads.describe(pin)))
+                request = CopyRequest(self._reads.describe(pin), len(self._peers))
+                self._tx.act(RequestPeerCopy(sending.work, sending.peer, request))
         return has_moved
 
     def end_copy(self, event: PeerCopyEnded) -> None:
         """The peer has its copy or has not."""
         sending = self._requested.pop(event.work)
-        if event.silent and sending.peer == self._peer:
-            self._silent_until = self._tx.now + RETRY_S
-        self._sending = {rank: current for rank, current in self._sending.items() if current is not sending}
+        if event.silent:
+            self._silent_until[sending.peer] = self._tx.now + RETRY_S
+        if sending in self._sending:
+            self._sending.remove(sending)
         self._end(sending, event.error)
 
     def _end(self, sending: _Sending, error: str) -> None:
         """Unpin, and log the error, once a round for each reason."""
-        if error and sending.peer == self._peer and error != self._last_error:
-            self._last_error, identity = error, sending.pin.identity
+        if error and sending.peer in self._peers and error not in self._errors:
+            self._errors.add(error)
+            identity = sending.pin.identity
             what = f"iteration {identity.iteration}, shard {identity.shard}"
             self._tx.act(Warn(f"{what} has no copy in a peer's memory: {error}"))
         self._segments.unpin(sending.pin)
@@ -122,6 +130,8 @@ class SentCopies:
 class _Receiving:
     ticket: int
     source: Holding
+    copies: int
+    """How many nodes keep one."""
     full_until: float
     """When it will have waited too long for a slot."""
     progress_at: float
@@ -145,7 +155,8 @@ class ReceivedCopies:
 
     def copy_shard(self, event: CopyShard) -> None:
         """A peer wants a copy of this shard."""
-        self._waiting.append(_Receiving(event.ticket, event.source, self._tx.now + FULL_S, self._tx.now + PROGRESS_S))
+        now = self._tx.now
+        self._waiting.append(_Receiving(event.ticket, event.source, event.copies, now + FULL_S, now + PROGRESS_S))
 
     def advance(self) -> bool:
         """Start every fetch that has a slot. Returns whether there was one."""
@@ -171,7 +182,8 @@ class ReceivedCopies:
             return True
         if segments.is_rolled_back(receiving.identity):
             raise KeeperError(_ROLLED_BACK)
-        receiving.segment = segments.claim(receiving, copies_of(receiving.source.shard), receiving.source.size)
+        source = receiving.source
+        receiving.segment = segments.claim(receiving, copies_of(source.shard), source.size, copies=receiving.copies)
         if receiving.segment.table.absent():
             receiving.full_until = now + FULL_S
             if now >= receiving.progress_at:

@@ -17,15 +17,13 @@ from everstep.runtime.checkpoint.node.core.actions import (
     RemoveSegment,
 )
 from everstep.runtime.checkpoint.node.core.events import AllocationEnded, SegmentMade
-from everstep.runtime.checkpoint.node.core.slots import KEPT_SHARDED, SLOTS, Identity, SlotTable
+from everstep.runtime.checkpoint.node.core.slots import KEPT_SHARDED, SLOTS, Identity, SlotTable, copy_slots
 from everstep.runtime.checkpoint.node.core.transaction import Transaction
 from everstep.runtime.checkpoint.shard.sizes import round_to_pages
 from everstep.runtime.protocol.rounds import Seat
 
 CERTIFY_SLOTS = 2
 """More slots where states are certified: for the newest certified one, and for one that is compared."""
-COPY_SLOTS = 2
-"""Slots for copies of one shard of another node: the last complete copy, and the next one on its way."""
 
 
 def copies_of(shard: int) -> int:
@@ -232,32 +230,35 @@ class Segments:
 
     # Memory
 
-    def get_for_worker(
-        self, local_rank: int, capacity: int, is_sharded: bool = False, is_copied: bool = False
-    ) -> Segment:
+    def get_for_worker(self, local_rank: int, capacity: int, is_sharded: bool = False) -> Segment:
         """The segment that the rank's worker writes from now on, with slots of exactly that capacity (0: a control
         page only). A new one's slots are allocated one after the other.
 
-        A sharded state has one more slot, as its two newest are kept. If it is `is_copied` to a peer, there must be
-        room for copies of the peer's shard, too, which come later and are about as large.
+        A sharded state has one more slot, as its two newest are kept. There must be room for the copies of other nodes'
+        shards, too, which come later and are about as large.
         """
         slots = self._slots(is_sharded)
         segment = self._find_fitting(self._by_rank.get(local_rank, [])[-1:], capacity, slots)
         if segment is None:
             if (current := self.current(local_rank)) is not None and current.is_empty():
                 self._remove(current)
-            segment = self._make(local_rank, capacity, slots, is_sharded, is_copied)
+            copies = self._missing_copy_slots(local_rank) if is_sharded else 0
+            segment = self._make(local_rank, capacity, slots, is_sharded, copies)
             self._by_rank.setdefault(local_rank, []).append(segment)
         segment.announced, segment.sharded = True, is_sharded
         return segment
 
-    def claim(self, fetch: object, local_rank: int, capacity: int, is_sharded: bool = False) -> Segment:
+    def claim(
+        self, fetch: object, local_rank: int, capacity: int, is_sharded: bool = False, copies: int = 0
+    ) -> Segment:
         """A segment to fetch a state of exactly that capacity into: any of the rank's, or a new one behind the one that
         the worker knows. Its slots may not be allocated yet. It is not removed until `release`. Raises SegmentError if
-        the segment claimed before cannot be allocated."""
+        the segment claimed before cannot be allocated.
+
+        `copies`: how many nodes keep a copy of that shard; 0: it is this node's own."""
         if (earlier_segment := self._claimed.pop(fetch, None)) is not None and earlier_segment.error:
             raise SegmentError(earlier_segment.error)
-        slots = COPY_SLOTS if local_rank < 0 else self._slots(is_sharded)
+        slots = copy_slots(copies) if copies else self._slots(is_sharded)
         of_rank = self._by_rank.setdefault(local_rank, [])
         segment = self._find_fitting(of_rank, capacity, slots)
         if segment is None:
@@ -285,23 +286,28 @@ class Segments:
                 return segment
         return None
 
-    def _make(self, local_rank: int, capacity: int, slots: int, is_sharded: bool, is_copied: bool = False) -> Segment:
+    def _make(self, local_rank: int, capacity: int, slots: int, is_sharded: bool, copies: int = 0) -> Segment:
         number, capacity = next(self._numbers), round_to_pages(capacity)
-        table = SlotTable(slots, KEPT_SHARDED if is_sharded else 1, absent=slots if capacity else 0)
+        kept = (KEPT_SHARDED if is_sharded else 1) if local_rank >= 0 else slots - 1
+        table = SlotTable(slots, kept, absent=slots if capacity else 0)
         name = f"{local_rank}" if local_rank >= 0 else f"copy{copies_of(local_rank)}"
         name += f".{number}" if self._by_rank.get(local_rank) else ""
         segment = Segment(number, local_rank, slots if capacity else 0, capacity, table, is_sharded)
         self._by_number[number] = segment
-        copies = self._missing_copy_slots(local_rank) if is_sharded and is_copied else 0
         self._tx.act(MakeSegment(number, name, segment.slots, capacity, copies))
         return segment
 
+    @property
+    def copy_slots(self) -> int:
+        """Slots for copies of other nodes' shards, for each local rank."""
+        return copy_slots(len(self.seat.peers)) * self.seat.keeps if self.seat else 0
+
     def _missing_copy_slots(self, local_rank: int) -> int:
-        """Slots not made yet for copies of the peer's shards, of which there are as many as this node has of its
-        own."""
+        """Slots not made yet for copies of other nodes' shards: as many shards of each as this node has of its own."""
         ranks = {segment.local_rank for segment in self.of_workers() if segment.sharded} | {local_rank}
         copied_shards = {segment.local_rank for segment in self.all() if segment.local_rank < 0}
-        return COPY_SLOTS * max(len(ranks) - len(copied_shards), 0)
+        of_shard = copy_slots(len(self.seat.peers)) if self.seat else 0
+        return max(self.copy_slots * len(ranks) - of_shard * len(copied_shards), 0)
 
     def end_making(self, event: SegmentMade) -> None:
         """The segment has its file, so its slots are allocated one after the other; or it cannot be made, and is

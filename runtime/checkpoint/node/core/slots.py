@@ -11,8 +11,14 @@ from typing import NamedTuple
 SLOTS = 3
 """Slots of a worker's segment: one is written, one is read, one is complete."""
 KEPT_SHARDED = 2
-"""Newest states of a sharded segment that are never overwritten: a peer's copies may be one behind (see
+"""Newest states of a sharded segment that are never overwritten: peers' copies may be one behind (see
 `peer_copies`)."""
+
+
+def copy_slots(copies: int) -> int:
+    """Slots for copies of one shard that so many nodes keep: the next one on its way, and the last complete one; of
+    several copies the last two, as another node's copies may be one behind (see `peer_copies`)."""
+    return 1 + min(copies, KEPT_SHARDED)
 
 
 class Identity(NamedTuple):

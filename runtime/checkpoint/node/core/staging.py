@@ -48,8 +48,7 @@ class Staging:
 
     def announce(self, event: Announce) -> None:
         """Find or make the worker's segment."""
-        is_copied = self._sent_copies.has_peer
-        segment = self._segments.get_for_worker(event.local_rank, event.capacity, event.sharded, is_copied)
+        segment = self._segments.get_for_worker(event.local_rank, event.capacity, event.sharded)
         self._announced.append((event, segment))
 
     def acquire(self, event: Acquire) -> None:
