@@ -118,7 +118,8 @@ class Loader:
                 f"the dataset is read as {self._source.streams} streams, but was as {saved_streams} when the state was "
                 f"saved: say streams={saved_streams}"
             )
-        self._position = Position(*(int(state_dict[name]) for name in ("consumed", "epoch", "offset")), streams)
+        consumed, epoch, offset = (int(state_dict[name]) for name in ("consumed", "epoch", "offset"))
+        self._position = Position(consumed, epoch, offset, streams)
         self.iteration = int(state_dict["iteration"])
 
     def __iter__(self) -> Iterator[LoadedBatch]:

@@ -112,6 +112,9 @@ class Telemetry:
             if not self._is_failing:
                 _log.warning("telemetry was not stored and is kept for the next attempt: %s", error)
             self._is_failing, self._lines = True, lines + self._lines
+        except asyncio.CancelledError:  # The job has ended; its write may not have begun. If it has, they come twice.
+            self._lines = lines + self._lines
+            raise
         else:
             self._is_failing = False
             self._stored = counts_reported

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from everstep.runtime.master.telemetry import LineFilter, Telemetry, flush_interval
@@ -70,6 +72,28 @@ def test_a_line_that_is_sent_again_counts_once_and_another_agent_numbers_its_own
     assert new_lines(2, 3, 4) == [3, 4]
     assert new_lines(2, 4) == []
     assert lines.new_lines(Heartbeat("b", 1, telemetry=({"loss": 1.0},))) == ({"loss": 1.0},)
+
+
+def test_what_waits_to_be_written_when_the_job_ends_is_written_by_the_last_flush(tmp_path: Path) -> None:
+    telemetry, begun, may_end = Telemetry(open_store(str(tmp_path)), "j", 1), threading.Event(), threading.Event()
+    telemetry.add("a", [{"n": 7}], 10.0)
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        other = loop.run_in_executor(None, lambda: (begun.set(), may_end.wait()))
+        while not begun.is_set():
+            await asyncio.sleep(0)
+        writing = asyncio.create_task(telemetry.flush())
+        await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.wait([writing])
+        may_end.set()
+        await other
+        await telemetry.flush()
+
+    asyncio.run(story())
+    assert telemetry.newest_stored("a") == 7
 
 
 def _refuse(*_: object) -> None:
