@@ -38,7 +38,8 @@ exec horovodrun -np 2 --min-np 1 --max-np 4 --host-discovery-script $EVERSTEP_DI
     --network-interfaces {INTERFACE} --verbose python -u "$2" "$3" "$4"
 """
 MACHINE = 'mount --bind "$0" /etc/hosts && hostname "$1" && shift && exec "$@"'
-TRAINER = {"replicas": 2, "minReplicas": 1, "maxReplicas": 4, "completePolicy": "None"}
+TRAINER = {"replicas": 4, "minReplicas": 1, "completePolicy": "None"}
+"""From one to four machines, as they come."""
 SPEC = {"frameworkType": "horovod", "replicaSpecs": {"launcher": {"replicas": 1}, "trainer": TRAINER}}
 CONF = "--rdzv-conf=last_call_timeout=2,keep_alive_interval=5,keep_alive_max_attempt=2"
 
