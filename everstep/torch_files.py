@@ -1,6 +1,8 @@
 """Files that `torch.load(path, weights_only=True)` reads, written beside the training."""
 
+import atexit
 import copy
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,15 @@ from everstep.runtime.system.atomic import replacing
 
 
 class FileWriter:
-    """Writes one file at a time in a thread. The process ends only when the last one is written."""
+    """Writes one file at a time in a thread. The process ends only when the last one is written, or says that it
+    could not be."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="everstep-file")
         self._last: Future[None] | None = None
+        self._path = Path()
+        """Where the last one goes."""
+        atexit.register(self._end)
 
     def write(self, path: Path, state: dict[str, Any]) -> None:
         """Begin to write a copy of `state`, with its tensors on the CPU. Waits for the file before it.
@@ -23,6 +29,7 @@ class FileWriter:
         The file is complete or absent. Raises OSError if the one before it could not be written.
         """
         self.wait()
+        self._path = path
         self._last = self._threads.submit(_write, path, copy_to_cpu(state))
 
     def wait(self) -> None:
@@ -30,6 +37,12 @@ class FileWriter:
         last, self._last = self._last, None
         if last is not None:
             last.result()
+
+    def _end(self) -> None:
+        try:
+            self.wait()
+        except OSError as error:
+            print(f"everstep: {self._path} could not be written: {error}", file=sys.stderr)
 
 
 def _write(path: Path, state: dict[str, Any]) -> None:

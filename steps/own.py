@@ -23,8 +23,9 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, get_type_hints, overload
 
 from everstep.errors import BadInput
 from everstep.steps.entry import Result
@@ -79,10 +80,15 @@ class OwnStep(Generic[C]):
         return self.function(config)
 
     def template(self) -> "Container":
-        """Its Hera template. Its module must be importable where it runs: installed here, and in the image.
+        """Its Hera template, the same for all its tasks. Its module must be importable where it runs: installed here,
+        and in the image.
 
         Raises BadInput if the function is in the file that is run.
         """
+        return self._template
+
+    @cached_property
+    def _template(self) -> "Container":
         from everstep.steps.template import step_template
         from everstep.version import IMAGE
 
@@ -132,6 +138,9 @@ class OwnStep(Generic[C]):
         return Result(summary, outputs=plain, facts=plain, artifacts=files)
 
 
+@overload
+def step(function: Callable[[C], Any], /) -> OwnStep[C]: ...
+@overload
 def step(
     *,
     name: str = "",
@@ -141,13 +150,25 @@ def step(
     memory: str = "2Gi",
     deadline_s: int | None = None,
     **settings: Any,
-) -> Callable[[Callable[[C], Any]], OwnStep[C]]:
+) -> Callable[[Callable[[C], Any]], OwnStep[C]]: ...
+def step(
+    function: Callable[[C], Any] | None = None,
+    /,
+    *,
+    name: str = "",
+    outputs: Sequence[str] = (),
+    artifacts: Sequence[str] = (),
+    cpu: float = 1,
+    memory: str = "2Gi",
+    deadline_s: int | None = None,
+    **settings: Any,
+) -> OwnStep[C] | Callable[[Callable[[C], Any]], OwnStep[C]]:
     """Make a step of a function, whose only argument is a frozen dataclass with a default for each field.
 
     The function returns a dict with each of its `outputs` (numbers and strings) and `artifacts` (paths of files or
     folders), or None. `name`: by default that of the function. `cpu` is requested, in cores; `memory`, a Kubernetes
     quantity, is the request and the limit. The pod ends after `deadline_s` seconds. `settings`: image, gauges,
-    shared_memory. Raises BadInput for a dataclass that cannot be flags.
+    shared_memory. Without any, `@everstep.step` is enough. Raises BadInput for a dataclass that cannot be flags.
     """
 
     def decorate(function: Callable[[C], Any]) -> OwnStep[C]:
@@ -161,7 +182,7 @@ def step(
             {**template, "deadline_s": deadline_s},
         )
 
-    return decorate
+    return decorate if function is None else decorate(function)
 
 
 def progress(count: int, total: int, text: str = "") -> None:

@@ -138,6 +138,23 @@ def test_a_file_that_cannot_be_written_is_an_error_and_the_store_has_the_state(w
     assert DdpCheckpointer(str(tmp_path)).load_checkpoint()["step"] == 1
 
 
+def test_a_script_that_ends_before_it_learns_that_its_last_file_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch\n"
+        "from everstep.flash_checkpoint import DdpCheckpointer\n"
+        "DdpCheckpointer('store').save_checkpoint(1, {'x': torch.ones(2)}, 'taken')\n"
+    )
+    command = [sys.executable, str(script)]
+    completed = subprocess.run(
+        command, cwd=tmp_path, env=environment(), timeout=120, check=False, capture_output=True, text=True
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert "everstep: taken could not be written: [Errno 21] Is a directory" in completed.stderr.splitlines()[-1]
+    assert list(tmp_path.glob("store/jobs/*/checkpoints/000001-000000001/manifest.json"))
+
+
 def test_a_checkpoint_is_loaded_by_the_path_that_it_was_saved_under(worker: Any, tmp_path: Path) -> None:
     worker()
     checkpointer = DdpCheckpointer(str(tmp_path))

@@ -110,6 +110,24 @@ def test_the_fields_are_inputs_of_the_template_and_its_outputs_attributes_of_the
     )
 
 
+def test_two_tasks_of_a_step_share_its_template(package: Any) -> None:
+    with Workflow(generate_name="own-", entrypoint="main", arguments={"store": "s"}) as workflow, DAG(name="main"):
+        count = package.count_words.task(text="a b")
+        count >> package.count_words.task("again", text=count.words)
+    built = workflow.to_dict()
+    assert [finding.text for finding in findings(Document(built, ""), Library())] == []
+    assert [template["name"] for template in built["spec"]["templates"]] == ["main", "count-words"]
+
+
+def test_the_decorator_needs_no_parentheses(package: Any) -> None:
+    def say_nothing(config: Any) -> None: ...
+
+    say_nothing.__annotations__["config"] = package.Config
+    bare, called = everstep.step(say_nothing), everstep.step()(say_nothing)
+    assert (bare.name, bare.settings) == (called.name, called.settings)
+    assert bare._run(bare.config()).outputs == {}
+
+
 def test_it_runs_as_a_process_with_flags_outputs_and_progress(package: Any, tmp_path: Path) -> None:
     completed = call(tmp_path, "--text", "one two", ARGO_PROGRESS_FILE=str(tmp_path / "progress"))
     assert completed.returncode == 0, completed.stderr
