@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from everstep.version import VERSION
 
 if TYPE_CHECKING:
+    from everstep import errors as errors
+    from everstep import job as job
     from everstep.data_shards import Shard, shards
     from everstep.dataset_batches import ElasticSampler, LoadedBatch, LoadedPart, loader
     from everstep.job_results import results
@@ -43,9 +45,13 @@ _SCRIPT = {
 _STEP = dict.fromkeys(("progress", "step"), "everstep.steps.own")
 _MODULES = {**_STEP, **_PIPELINE, **_DATA, **_SCRIPT}
 """Where a name is, if not in `everstep.training`."""
+_PUBLIC_MODULES = ("errors", "job")
+"""`except everstep.errors.RestoreError` needs no import of its own."""
 
 
 def __getattr__(name: str) -> Any:
+    if name in _PUBLIC_MODULES:
+        return import_module(f"everstep.{name}")
     if name not in __all__:
         raise AttributeError(f"module 'everstep' has no attribute {name!r}")
     return getattr(import_module(_MODULES.get(name, "everstep.training")), name)

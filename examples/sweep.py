@@ -40,14 +40,20 @@ class Config:
                 f"--try-iterations {self.try_iterations}: more than --iterations {self.iterations}; lower it"
             )
         for rate in self.each_rate():
-            train.Config(learning_rate=rate, iterations=self.try_iterations, warmup=self.warmup, seed=self.seed).check()
+            train.Config(
+                learning_rate=float(rate), iterations=self.try_iterations, warmup=self.warmup, seed=self.seed
+            ).check()
 
-    def each_rate(self) -> list[float]:
-        """The rates as numbers. Raises BadInput."""
+    def each_rate(self) -> list[str]:
+        """The rates as they are written. Raises BadInput."""
+        rates = [rate.strip() for rate in self.rates.split(",")]
         try:
-            return [float(rate) for rate in self.rates.split(",")]
+            numbers = {float(rate) for rate in rates}
         except ValueError:
             raise BadInput(f"--rates {self.rates}: give numbers, like 1e-3,3e-3") from None
+        if len(numbers) < len(rates):
+            raise BadInput(f"--rates {self.rates}: give each rate once")
+        return rates
 
 
 @script(image="python:3.11-slim")
@@ -55,7 +61,8 @@ def keep_best(rates: str, losses: list, keep: int):  # Runs in a pod of its own:
     """Print the rates of the lowest losses, as JSON."""
     import json
 
-    pairs = sorted(zip(map(float, losses), rates.split(","), strict=True))
+    tried = [rate.strip() for rate in str(rates).split(",")]  # A single rate arrives as a number.
+    pairs = sorted(zip(map(float, losses), tried, strict=True))
     print(json.dumps([rate for loss, rate in pairs if loss == loss][:keep]))  # A loss may be no number.
 
 
@@ -90,7 +97,7 @@ def build(config: Config) -> Workflow:
                 iterations=everstep.parameter("try_iterations"),
                 **settings,
             )
-            trials.with_items = config.rates.split(",")
+            trials.with_items = config.each_rate()
             keeping = keep_best(
                 name="keep",
                 arguments={

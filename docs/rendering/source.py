@@ -16,8 +16,8 @@ def parse(path: str) -> ast.Module:
 
 
 def definition(module: ast.Module, name: str) -> ast.ClassDef | Function:
-    """The class or function of that name. Raises LookupError."""
-    for node in module.body:
+    """The class or function of that name; of one with overloads, what they are overloads of. Raises LookupError."""
+    for node in reversed(module.body):
         if isinstance(node, ast.ClassDef | Function) and node.name == name:
             return node
     raise LookupError(name)

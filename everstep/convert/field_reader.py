@@ -10,7 +10,7 @@ from everstep.runtime.workflow.manifest.yaml_source import Document, FieldPath
 
 T = TypeVar("T")
 _MAX_DIGITS = 18
-_NAMES = {dict: "a mapping", list: "a list", str: "a text", int: "a number", bool: "true or false"}
+_NAMES = {dict: "a mapping", list: "a list", str: "a text", int: "a whole number", bool: "true or false"}
 
 
 class ConvertError(BadInput):

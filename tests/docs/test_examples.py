@@ -61,9 +61,27 @@ def test_a_sweep_tries_each_rate_and_trains_the_kept_ones() -> None:
     assert tasks["train"]["withParam"] == "{{tasks.keep.outputs.result}}"
 
 
-def test_a_rate_that_is_no_number_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"^--rates fast: give numbers"):
-        sweep.Config(rates="fast").check()
+@pytest.mark.parametrize(
+    ("rates", "losses", "expected"), [("1e-3, 1e-2", [2, 1], ["1e-2", "1e-3"]), ("0.001", [1], ["0.001"])]
+)
+def test_a_sweep_keeps_rates_with_spaces_between_them_and_a_single_one(
+    rates: str, losses: list[float], expected: list[str], tmp_path: Path
+) -> None:
+    workflow = manifest(sweep, rates=rates)
+    (dag,) = (template["dag"] for template in workflow["spec"]["templates"] if "dag" in template)
+    (items,) = (task["withItems"] for task in dag["tasks"] if task["name"] == "try")
+    assert items == [rate.strip() for rate in rates.split(",")]
+    (source,) = (t["script"]["source"] for t in workflow["spec"]["templates"] if t["name"] == "keep-best")
+    for name, value in {"rates": rates, "losses": json.dumps(losses), "keep": "2"}.items():
+        source = source.replace(f"{{{{inputs.parameters.{name}}}}}", value)
+    (tmp_path / "keep.py").write_text(source)
+    assert json.loads(call(tmp_path, "keep.py").stdout) == expected
+
+
+@pytest.mark.parametrize(("rates", "what"), [("fast", "give numbers"), ("1e-3,0.001", "give each rate once")])
+def test_rates_that_cannot_be_compared_are_refused(rates: str, what: str) -> None:
+    with pytest.raises(BadInput, match=f"^--rates {rates}: {what}"):
+        sweep.Config(rates=rates).check()
 
 
 def test_own_steps_stand_between_ours() -> None:

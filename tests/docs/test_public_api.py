@@ -4,6 +4,8 @@ import ast
 import builtins
 import importlib
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,6 +105,11 @@ def test_every_error_that_the_page_names_can_be_caught() -> None:
     assert {name for name in named if not hasattr(builtins, name)} <= set(errors.__all__)
     for name in errors.__all__:
         assert issubclass(getattr(errors, name), Exception)
+
+
+def test_errors_and_job_specs_need_no_import_of_their_own() -> None:
+    script = "import everstep\nassert everstep.errors.RestoreError and everstep.job.JobSpec"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_name_that_is_no_error_is_refused() -> None:
