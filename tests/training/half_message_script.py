@@ -1,11 +1,15 @@
 """Rank 0 waits for the end of a message of which the half is sent when rank 1 dies, or releases its group while torch's
 own thread waits for that: `send|receive|release DONE_FILE`."""
 
+import fcntl
 import os
 import signal
 import sys
+import termios
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +17,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from everstep import gloo_waits, group_sockets
 from everstep.gloo_waits import GlooWaits
 from everstep.group_sockets import GroupSockets
 from everstep.process_group import join
@@ -20,17 +25,50 @@ from everstep.process_group import join
 TIMEOUT_S = 60.0
 TENSOR = torch.ones(1 << 25)
 """Far more than the kernel takes at once."""
-WORD = torch.tensor(os.getpid())
+SMALL_BYTES = 1 << 16
+WORD = torch.ones(1)
 """Whoever has it has also read what was said before."""
-BEGUN_S = 0.5
-"""Until torch's thread has begun a collective, surely enough."""
+
+
+def wait_until(ready: Callable[[], bool]) -> None:
+    """Look until it is so."""
+    while not ready():
+        time.sleep(0.001)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Is it gone, or not waited for yet?"""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def waits_in_gloo() -> bool:
+    """Does torch's thread wait at a buffer of gloo?"""
+    gloo = gloo_waits._Gloo.find()
+    assert gloo is not None
+    return any(
+        gloo.buffer_around(gloo_waits._first_argument(call)) is not None for _, call in gloo_waits._sleeping_threads()
+    )
+
+
+def has_unsent_bytes(sockets: GroupSockets) -> bool:
+    """Has a connection of the groups bytes that the peer's kernel does not take?"""
+    for inode, file in group_sockets._sockets().items():
+        with suppress(OSError):
+            if inode in sockets._inodes and int.from_bytes(
+                fcntl.ioctl(file, termios.TIOCOUTQ, bytes(4)), sys.byteorder
+            ):
+                return True
+    return False
 
 
 def be_sent_a_half(collective: bool) -> None:
     """Stop before the message comes; what is not waited for is not sent."""
     if collective:
         dist.broadcast(TENSOR, 0, async_op=True)
-        time.sleep(BEGUN_S)
+        wait_until(waits_in_gloo)
     else:
         dist.irecv(TENSOR, 0)
     dist.send(WORD, 0, tag=1)
@@ -44,15 +82,13 @@ def send_a_half() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def begin_sending(collective: bool) -> dist.Work | None:
+def begin_sending(sockets: GroupSockets, peer: psutil.Process, collective: bool) -> dist.Work | None:
     """To a rank that takes no more than its kernel does, and dies."""
     dist.recv(WORD, 1, tag=1)
-    peer = psutil.Process(int(WORD))
-    while peer.status() != psutil.STATUS_STOPPED:
-        time.sleep(0.01)
+    wait_until(lambda: peer.status() == psutil.STATUS_STOPPED)
     if collective:
         work = dist.broadcast(TENSOR, 0, async_op=True)
-        time.sleep(BEGUN_S)
+        wait_until(lambda: has_unsent_bytes(sockets))
     else:
         work = dist.isend(TENSOR, 1)
     peer.kill()
@@ -73,15 +109,19 @@ def main() -> None:
     sockets = GroupSockets()
     rank = int(os.environ["RANK"])
     join(rank, "gloo", timedelta(seconds=2 * TIMEOUT_S), sockets)
+    store = dist.distributed_c10d._get_default_store()
+    store.set(str(rank), str(os.getpid()))
+    peer = psutil.Process(int(store.get(str(1 - rank))))
     if rank == 1:
         send_a_half() if direction == "receive" else be_sent_a_half(direction == "release")
-    work = begin_receiving() if direction == "receive" else begin_sending(direction == "release")
+    work = begin_receiving() if direction == "receive" else begin_sending(sockets, peer, direction == "release")
     assert work is not None
     ended = 0
 
     def end_waits() -> None:
         nonlocal ended
         waits = GlooWaits()
+        wait_until(lambda: has_ended(peer))
         sockets.cut()
         while not ended:
             if sockets.cut_is_seen():
