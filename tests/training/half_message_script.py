@@ -26,6 +26,7 @@ TIMEOUT_S = 60.0
 TENSOR = torch.ones(1 << 25)
 """Far more than the kernel takes at once."""
 SMALL_BYTES = 1 << 16
+"""More than this, not taken by a peer's kernel, is of the tensor."""
 WORD = torch.ones(1)
 """Whoever has it has also read what was said before."""
 
@@ -53,15 +54,14 @@ def waits_in_gloo() -> bool:
     )
 
 
-def has_unsent_bytes(sockets: GroupSockets) -> bool:
-    """Has a connection of the groups bytes that the peer's kernel does not take?"""
+def most_bytes(sockets: GroupSockets, queue: int) -> int:
+    """The longest of the groups' queues in the kernel: TIOCOUTQ to be sent, FIONREAD to be read."""
+    lengths = [0]
     for inode, file in group_sockets._sockets().items():
-        with suppress(OSError):
-            if inode in sockets._inodes and int.from_bytes(
-                fcntl.ioctl(file, termios.TIOCOUTQ, bytes(4)), sys.byteorder
-            ):
-                return True
-    return False
+        if inode in sockets._inodes:
+            with suppress(OSError):
+                lengths.append(int.from_bytes(fcntl.ioctl(file, queue, bytes(4)), sys.byteorder))
+    return max(lengths)
 
 
 def be_sent_a_half(collective: bool) -> None:
@@ -88,7 +88,7 @@ def begin_sending(sockets: GroupSockets, peer: psutil.Process, collective: bool)
     wait_until(lambda: peer.status() == psutil.STATUS_STOPPED)
     if collective:
         work = dist.broadcast(TENSOR, 0, async_op=True)
-        wait_until(lambda: has_unsent_bytes(sockets))
+        wait_until(lambda: most_bytes(sockets, termios.TIOCOUTQ) > SMALL_BYTES)
     else:
         work = dist.isend(TENSOR, 1)
     peer.kill()
@@ -121,7 +121,7 @@ def main() -> None:
     def end_waits() -> None:
         nonlocal ended
         waits = GlooWaits()
-        wait_until(lambda: has_ended(peer))
+        wait_until(lambda: has_ended(peer) and not most_bytes(sockets, termios.FIONREAD))
         sockets.cut()
         while not ended:
             if sockets.cut_is_seen():
