@@ -47,9 +47,8 @@ async def inject(fault: Fault, agent: int) -> FiredFault:
             raise NotFiredError(why)
         return FiredFault(fault.kind, "", moment, await victims.set_clock(agent, fault))
     if fault.kind is Kind.FAULTY:
-        return FiredFault(
-            fault.kind, "", moment, f"{await victims.fail_measurements(agent, fault)} measurements killed"
-        )
+        killed = await victims.fail_measurements(agent, fault)
+        return FiredFault(fault.kind, "", moment, f"{killed} measurements killed")
     if fault.kind is Kind.MEMORY:
         return FiredFault(fault.kind, "", moment, await victims.fill_memory(_memory_group(), fault))
     processes = victims.server_of(agent) if fault.kind is Kind.FORK_SERVER else victims.workers_of(agent)

@@ -50,16 +50,6 @@ def prefer_to_kill(pid: int) -> None:
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(_OOM_SCORE_ADJ))
 
 
-def was_oom_killed(groups: Iterable[Path]) -> bool:
-    """Did the kernel kill a process in one of these groups for lack of memory?"""
-    for file in (group / name for group in groups for name in ("memory.events", "memory.oom_control")):
-        with suppress(OSError):
-            lines = file.read_text().splitlines()
-            if any(line.startswith("oom_kill ") and line.split()[1] != "0" for line in lines):
-                return True
-    return False
-
-
 def remove_groups(groups: Iterable[Path]) -> None:
     """Remove groups whose processes have all ended."""
     for group in groups:

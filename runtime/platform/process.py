@@ -19,6 +19,7 @@ from everstep.runtime.platform import Node, NodeEnd, NodeRequest, debris, limits
 from everstep.runtime.platform.devices import VARIABLE, near_cpus, node_devices
 from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.system import processes
+from everstep.runtime.system.oom import was_oom_killed
 
 _GATE = 'read -r go && exec "$@" </dev/null'
 """sh runs this first in the node; without a line from the master it exits."""
@@ -159,7 +160,7 @@ class ProcessPlatform:
         child = self._children.pop(entry.uid, None)
         code = child.wait() if child else None
         was_killed = code in (None, -signal.SIGKILL)
-        code = OOM_KILLED if was_killed and limits.was_oom_killed(map(Path, entry.groups)) else code
+        code = OOM_KILLED if was_killed and was_oom_killed(map(Path, entry.groups)) else code
         await self._clean(entry)
         self._watches.pop(entry.uid, None)
         self._gone.put_nowait(NodeEnd(entry.name, entry.uid, code, _reason(code)))

@@ -4,7 +4,7 @@ Sources: the kernel's "Control Group v2", memory.events (`oom_kill`: processes i
 any OOM killer), and "Memory Resource Controller", memory.oom_control (`oom_kill`, since Linux 4.13).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -23,13 +23,7 @@ class OomCounter:
         return rose
 
     def _read_count(self) -> int:
-        if self._path is None:
-            return 0
-        try:
-            lines = self._path.read_text().splitlines()
-        except OSError:
-            return 0
-        return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+        return (_count(self._path) if self._path else None) or 0
 
 
 def own_counter_path(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
@@ -43,17 +37,22 @@ def own_counter_path(proc: Path = Path("/proc/self/cgroup"), mount: Path = Path(
         return None
     places = []
     if "memory" in groups:
-        v1 = mount / "memory"
-        places += [v1 / groups["memory"].lstrip("/") / "memory.oom_control", v1 / "memory.oom_control"]
+        places += [mount / "memory" / groups["memory"].lstrip("/"), mount / "memory"]
     if "" in groups:
         for root in (mount, mount / "unified"):
-            places += [root / groups[""].lstrip("/") / "memory.events", root / "memory.events"]
-    return next((place for place in places if _has_counter(place)), None)
+            places += [root / groups[""].lstrip("/"), root]
+    return next(filter(None, map(counter_of, places)), None)
 
 
 def counter_of(group: Path) -> Path | None:
     """The file that counts a group's OOM kills; None if there is none to read."""
-    return next((group / name for name in ("memory.events", "memory.oom_control") if _has_counter(group / name)), None)
+    files = (group / "memory.events", group / "memory.oom_control")
+    return next((file for file in files if _count(file) is not None), None)
+
+
+def was_oom_killed(groups: Iterable[Path]) -> bool:
+    """Did the kernel kill a process in one of these groups for lack of memory?"""
+    return any(_count(file) for file in map(counter_of, groups) if file)
 
 
 def _groups(text: str) -> Mapping[str, str]:
@@ -65,8 +64,10 @@ def _groups(text: str) -> Mapping[str, str]:
     return groups
 
 
-def _has_counter(path: Path) -> bool:
+def _count(file: Path) -> int | None:
+    """None if it has no such line, or cannot be read."""
     try:
-        return any(line.startswith("oom_kill ") for line in path.read_text().splitlines())
+        lines = file.read_text().splitlines()
     except OSError:
-        return False
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), None)
