@@ -8,7 +8,6 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -21,20 +20,15 @@ from everstep import gloo_waits, group_sockets
 from everstep.gloo_waits import GlooWaits
 from everstep.group_sockets import GroupSockets
 from everstep.process_group import join
+from tests.harness import wait_until
 
-TIMEOUT_S = 60.0
+TIMEOUT_S, LOOK_S = 60.0, 0.001
 TENSOR = torch.ones(1 << 25)
 """Far more than the kernel takes at once."""
 SMALL_BYTES = 1 << 16
 """More than this, not taken by a peer's kernel, is of the tensor."""
 WORD = torch.ones(1)
 """Whoever has it has also read what was said before."""
-
-
-def wait_until(ready: Callable[[], bool]) -> None:
-    """Look until it is so."""
-    while not ready():
-        time.sleep(0.001)
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -68,7 +62,7 @@ def be_sent_a_half(collective: bool) -> None:
     """Stop before the message comes; what is not waited for is not sent."""
     if collective:
         dist.broadcast(TENSOR, 0, async_op=True)
-        wait_until(waits_in_gloo)
+        wait_until(waits_in_gloo, "torch's thread in gloo", TIMEOUT_S, LOOK_S)
     else:
         dist.irecv(TENSOR, 0)
     dist.send(WORD, 0, tag=1)
@@ -85,10 +79,12 @@ def send_a_half() -> None:
 def begin_sending(sockets: GroupSockets, peer: psutil.Process, collective: bool) -> dist.Work | None:
     """To a rank that takes no more than its kernel does, and dies."""
     dist.recv(WORD, 1, tag=1)
-    wait_until(lambda: peer.status() == psutil.STATUS_STOPPED)
+    wait_until(lambda: peer.status() == psutil.STATUS_STOPPED, "the peer to stop", TIMEOUT_S, LOOK_S)
     if collective:
         work = dist.broadcast(TENSOR, 0, async_op=True)
-        wait_until(lambda: most_bytes(sockets, termios.TIOCOUTQ) > SMALL_BYTES)
+        wait_until(
+            lambda: most_bytes(sockets, termios.TIOCOUTQ) > SMALL_BYTES, "bytes that nobody takes", TIMEOUT_S, LOOK_S
+        )
     else:
         work = dist.isend(TENSOR, 1)
     peer.kill()
@@ -121,7 +117,9 @@ def main() -> None:
     def end_waits() -> None:
         nonlocal ended
         waits = GlooWaits()
-        wait_until(lambda: has_ended(peer) and not most_bytes(sockets, termios.FIONREAD))
+        wait_until(
+            lambda: has_ended(peer) and not most_bytes(sockets, termios.FIONREAD), "the peer's end", TIMEOUT_S, LOOK_S
+        )
         sockets.cut()
         while not ended:
             if sockets.cut_is_seen():
