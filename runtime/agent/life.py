@@ -8,7 +8,6 @@ while the other nodes prepare to continue without it, and leaves when told to or
 import asyncio
 import math
 import os
-import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,15 +20,17 @@ from everstep.runtime.agent.beside import Beside
 from everstep.runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
 from everstep.runtime.agent.dependencies import AgentStatus, Dependencies, Ending, Leave, LocalResources
 from everstep.runtime.agent.device_watch import DeviceWatch
-from everstep.runtime.agent.directives import local_workers, run_self_test, write_stacks
+from everstep.runtime.agent.directives import Directives
+from everstep.runtime.agent.fault_reports import FaultReports
 from everstep.runtime.agent.keeper_reports import KeeperReports
 from everstep.runtime.agent.last_state import LastState
-from everstep.runtime.agent.master_dialogue import MasterDialogue, fault_message
+from everstep.runtime.agent.master_dialogue import MasterDialogue
 from everstep.runtime.agent.master_watch import MasterWatch
 from everstep.runtime.agent.neighbours import NeighbourWatch, Questions
 from everstep.runtime.agent.pace_watch import PaceWatch
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
+from everstep.runtime.agent.round_boards import RoundBoards
 from everstep.runtime.agent.round_events import NodeFailure, RoundEvents, RoundOver
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.shown_iterations import ShownIterations
@@ -38,25 +39,19 @@ from everstep.runtime.agent.spare_keeper import SpareKeeper
 from everstep.runtime.agent.spares import must_be_gone
 from everstep.runtime.agent.telemetry_sender import TelemetrySender
 from everstep.runtime.agent.worker_server import LinkHandlers, LinkServer
-from everstep.runtime.agent.worker_specs import board_path, worker_specs
-from everstep.runtime.agent.workers import WorkerEnd, Workers
+from everstep.runtime.agent.worker_specs import worker_specs
+from everstep.runtime.agent.workers import Workers
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.platform.devices import machine_devices
-from everstep.runtime.protocol.messages import Action, Directive, Heartbeat, Join
+from everstep.runtime.protocol.messages import Directive, Heartbeat, Join
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME
 from everstep.runtime.protocol.worker_link import Fetched, Report, Welcome
-from everstep.runtime.system.kernel_log import KernelLog
-from everstep.runtime.system.oom import OomCounter, own_counter_path
-from everstep.runtime.watch.board import read_board
-from everstep.runtime.watch.board_fields import Board
 
 _UNKNOWN_PAUSE_S = 0.5
 _IMMEDIATE_S = 0.1
 """A long poll that is answered within this time did not wait at all."""
 _LAST_TELEMETRY_S = 1.0
-_KERNEL_S = 10.0
-"""What the kernel said within this time before a worker's end may explain it."""
 T = TypeVar("T")
 
 
@@ -79,12 +74,9 @@ class AgentLifecycle:
         self._loop = asyncio.get_running_loop()
         self._events = RoundEvents()
         self._dialogue = MasterDialogue(settings.node, int(time.time() * 1000))
-        self._is_known = self._reports_fault = False
         self._seated_at = 0.0
-        self._iterations: dict[int, int] = {}
         self._background = Background()
         self._outputs = dependencies.make_outputs(resources.folder)
-        self._oom = OomCounter(own_counter_path())
         self._workers = Workers(
             settings.command, settings.preload, self._events.put, settings.python, dependencies.on_start,
             dependencies.note, must_be_gone=must_be_gone(settings, os.environ), first_server=dependencies.fork_server,
@@ -93,10 +85,6 @@ class AgentLifecycle:
             settings.node, client, self._background, lambda: self._link.seat, self._run_in_thread, dependencies
         )
         self.keeper = self._reports.keeper
-        self._progress = ProgressMonitor(
-            self.keeper, settings.slots, time.monotonic, settings.has_beacon,
-            lambda local_rank: read_board(board_path(resources.folder, local_rank)),
-        )  # fmt: skip
         self._link = LinkServer(
             settings.node, self.keeper, Welcome(settings.job, settings.store), settings.slots, resources.threads,
             LinkHandlers(
@@ -104,35 +92,38 @@ class AgentLifecycle:
                 self._reports.evidence.note_replay,
             ),
         )  # fmt: skip
+        boards = RoundBoards(resources.folder, status, self._workers, self._link)
+        self._progress = ProgressMonitor(self.keeper, settings.slots, time.monotonic, settings.has_beacon, boards.read)
         self._last_state = LastState(
             self._reports, settings, resources.address, self._run_in_thread, self._link.wait_for_stages,
             dependencies.say,
         )  # fmt: skip
         self._neighbours = NeighbourWatch(
-            questions, self._progress.observe, lambda: self._dialogue.waits or self._reports_fault, self._report_silent
-        )
+            questions, self._progress.observe, lambda: self._dialogue.waits or self._faults.is_reporting,
+            self._report_silent,
+        )  # fmt: skip
         self._master_watch = (
             MasterWatch(settings.node, questions, self._neighbours, client, dependencies.next_master, self._say)
             if dependencies.next_master
             else None
         )
         self._devices = DeviceWatch(machine_devices(os.environ), lambda line: self._sender.add(line), dependencies.note)
-        self._paces = PaceWatch(self._boards, time.monotonic, self._devices.lowered)
-        self._shown = ShownIterations(self._unreported_board, lambda shown: self._sender.add_shown(shown))
+        self._paces = PaceWatch(boards.of_running, time.monotonic, self._devices.lowered)
+        self._shown = ShownIterations(boards.unreported, lambda shown: self._sender.add_shown(shown))
         self._spare_keeper = SpareKeeper(
             settings, resources.folder, self._workers, lambda: client.training(settings.role),
             lambda: self._link.seat, self._has_trained,
             lambda size: self._run_in_thread(self.keeper.reserve, size),
         )  # fmt: skip
         self._sender = TelemetrySender(
-            client,
-            self._dialogue,
-            dependencies.say,
-            self._carry_out,
-            self._progress.observe,
+            client, self._dialogue, dependencies.say, self._carry_out, self._progress.observe,
             self._neighbours.as_fields,
-        )
-        self._kernel_log = KernelLog()
+        )  # fmt: skip
+        self._directives = Directives(
+            settings, resources.folder, dependencies, client, self._dialogue, status, self._workers, self._progress,
+            self._events, self._background, self._last_state.persist,
+        )  # fmt: skip
+        self._faults = FaultReports(settings.node, client, self._progress, self._sender.flush, dependencies.say)
 
     async def open(self) -> None:
         """Listen for workers."""
@@ -144,7 +135,7 @@ class AgentLifecycle:
         await self._workers.close()
         await self._link.close()
         await self._background.cancel()
-        self._kernel_log.close()
+        self._faults.close()
         self.keeper.close()
 
     async def run(self, may_join: asyncio.Event | None = None) -> Ending:
@@ -157,7 +148,9 @@ class AgentLifecycle:
             self._poll_directives,
             self._sender.run,
             lambda: self._shutdown.leave_without_master(self._client),
-            self._watch_notice,
+            lambda: self._shutdown.leave_on_notice(
+                self._client, self._dialogue, lambda: self._last_state.save(self._dialogue.round)
+            ),
             self._neighbours.run,
             self._paces.run,
             self._shown.run,
@@ -228,7 +221,7 @@ class AgentLifecycle:
             self._workers.end_round(seat.round)
             if failure is not None:
                 self._status.failures.append(failure.cause)
-                await self._report_fault(seat, failure.cause, failed)
+                await self._faults.report(seat, failure.cause, failed)
 
     async def _prepare(self, may_join: asyncio.Event | None) -> float:
         """Wait until workers can be started and the node may join; returns the seconds of the former."""
@@ -290,7 +283,7 @@ class AgentLifecycle:
                 raise Leave(
                     ExitCode.TRY_AGAIN, f"no round had a place for this node within {settings.pend_s:g} s"
                 ) from None
-            self._is_known = True
+            self._dialogue.is_known = True
             if seat is not None:
                 return seat
             if self._loop.time() - sent_at < _IMMEDIATE_S:  # Another agent has the node's name.
@@ -301,7 +294,7 @@ class AgentLifecycle:
         had failed."""
         self._dialogue.take_seat(seat)
         self._neighbours.take_seat(seat)
-        self._status.seat, self._seated_at, self._iterations = seat, time.monotonic(), {}
+        self._status.seat, self._seated_at = seat, time.monotonic()
         self._client.crowd = seat.group_world_size
         slots = self._settings.slots
         restore = seat.restore
@@ -313,7 +306,7 @@ class AgentLifecycle:
         self.keeper.new_round(seat)
         self._link.begin_round(seat)
         self._progress.begin()
-        self._oom.rose_since_last_call()
+        self._faults.begin_round()
         self._status.failures = []
         specs = worker_specs(self._settings, seat, self._outputs, self._resources.folder)
         again, spares = self._workers.start(seat.round, seat.restore is not None, specs)
@@ -346,25 +339,10 @@ class AgentLifecycle:
         await self._sender.flush()
         await self._client.report_finished(self._dialogue.finished_message(seat.round))
 
-    async def _report_fault(self, seat: Seat, end: WorkerEnd, failed: frozenset[int]) -> None:
-        iteration = max(self._progress.iteration(end.local_rank), self._iterations.get(end.local_rank, 0))
-        rank = seat.first_rank + end.local_rank
-        oom = end.exit_code == -signal.SIGKILL and self._oom.rose_since_last_call()
-        why = ", out of memory" if oom else ""
-        was_killed = end.exit_code < 0
-        kernel = self._kernel_log.messages(time.monotonic() - _KERNEL_S, end.pid) if was_killed else ()
-        self._say(f"round {seat.round}: rank {rank} ended with exit code {end.exit_code}{why} at iteration {iteration}")
-        report = fault_message(self._settings.node, seat, end, failed, iteration, oom, kernel)
-        died_at = end.time or time.time()
-        await self._sender.flush()  # The report may end the job, and then no master takes telemetry any more.
-        self._reports_fault = True
-        await self._client.report_fault(lambda: msgspec.structs.replace(report, ago_s=max(time.time() - died_at, 0.0)))
-        self._reports_fault = False
-
     async def _poll_directives(self) -> None:
         """Send heartbeats as long polls, and carry out the directives."""
         while True:
-            began, was_known, seen = self._loop.time(), self._is_known, self._dialogue.seen
+            began, was_known, seen = self._loop.time(), self._dialogue.is_known, self._dialogue.seen
             try:
                 directive = await self._client.send_heartbeat(self._next_heartbeat)
             except NoPlace:
@@ -382,64 +360,17 @@ class AgentLifecycle:
         survives = self._workers.survives(self._dialogue.round)
         return self._dialogue.next_heartbeat(survives=survives, **signals)
 
-    def _boards(self) -> dict[int, Board]:
-        """The boards of this round's workers that run."""
-        seat, pids = self._status.seat, self._workers.pids()
-        boards = {rank: read_board(board_path(self._resources.folder, rank)) for rank in pids}
-        return {rank: board for rank, board in boards.items() if board and seat and board.round == seat.round}
-
-    def _unreported_board(self) -> Board | None:
-        """Rank 0's board, if it is a worker of this node and its script has not called everstep."""
-        seat = self._status.seat
-        if seat is None or seat.first_rank or self._link.has_greeted:
-            return None
-        board = read_board(board_path(self._resources.folder, 0))
-        return board if board and board.round == seat.round else None
-
     def _report_silent(self) -> None:
         """Say at once which neighbours do not answer, beside the long poll."""
         self._background.start(self._send_heartbeat_now())
 
     async def _send_heartbeat_now(self) -> None:
-        if self._is_known:
+        if self._dialogue.is_known:
             self._carry_out(await self._client.send_heartbeat(self._next_heartbeat))
 
     def _carry_out(self, directive: Directive | None) -> None:
         self._sender.acknowledge(directive)
-        action = self._dialogue.accept(directive)
-        if directive is None:
-            return
-        match action:
-            case Action.LEAVE:
-                self._background.fail(Leave(0, directive.reason or "the master said so", by_master=True))
-            case Action.REJOIN:
-                self._events.put(RoundOver(directive.round, directive.reason, directive.ends_iteration))
-            case Action.DUMP:
-                self._background.start(self._dump_stacks(directive))
-            case Action.CHECK:
-                self._background.start(self._test_machine(directive.round))
-            case Action.PERSIST:
-                self._background.start(self._last_state.persist())
-
-    async def _test_machine(self, round_: int) -> None:
-        report = await run_self_test(self._workers, self._settings.node, round_, self._dependencies)
-        await self._client.report_test(report)
-
-    async def _dump_stacks(self, directive: Directive) -> None:
-        """Write the stacks of all ranks of this node while they hang."""
-        seat, settings, folder = self._status.seat, self._settings, self._resources.folder
-        workers = local_workers(self._workers, seat, settings.node, settings.job, folder) if seat else []
-        name = f"stacks-{self._dialogue.round:06d}-{directive.number}.txt"
-        standings = await write_stacks(workers, directive.reason, name, self._dependencies)
-        amended = (
-            self._progress.amend(workers[at].board.local_rank, standing) for at, standing in enumerate(standings)
-        )
-        await self._client.report_dumped(self._dialogue.dumped_message(directive, tuple(amended)))
-
-    async def _watch_notice(self) -> None:
-        await self._shutdown.leave_on_notice(
-            self._client, self._dialogue, lambda: self._is_known, lambda: self._last_state.save(self._dialogue.round)
-        )
+        self._directives.carry_out(directive)
 
     def _has_trained(self, seat: Seat) -> bool:
         """Has the round of a script that survives rounds done an iteration? What that compiled is kept for others."""
@@ -453,7 +384,7 @@ class AgentLifecycle:
 
     def _on_report(self, local_rank: int, report: Report) -> None:
         if self._link.seat is not None:
-            self._iterations[local_rank] = report.iteration
+            self._faults.note_iteration(local_rank, report.iteration)
             self._reports.evidence.doubt_unless_sound(self._link.seat, report)
             self._sender.add_iteration(self._link.seat, local_rank, report)
             self._sender.add_interval(self._link.seat, report.iteration, *self.keeper.interval())

@@ -40,6 +40,8 @@ class MasterDialogue:
         """The number of the last directive that was carried out."""
         self.waits = False
         """Whether a join is not answered yet."""
+        self.is_known = False
+        """Whether a join was answered: the master has a place for the node."""
         self._joins = self._beats = 0
 
     def next_join(self, draft: Join) -> Join:

@@ -42,11 +42,7 @@ class Shutdown:
             self._given.set()
 
     async def leave_on_notice(
-        self,
-        client: MasterClient,
-        dialogue: MasterDialogue,
-        has_notice: Callable[[], bool],
-        save: Callable[[], Awaitable[None]],
+        self, client: MasterClient, dialogue: MasterDialogue, save: Callable[[], Awaitable[None]]
     ) -> NoReturn:
         """Wait for notice, then tell the master if it knows this node, and raise Leave when the time is over.
 
@@ -54,13 +50,13 @@ class Shutdown:
         """
         await self._given.wait()
         notice_s, name = self._settings.notice_s, self.signal.name
-        if has_notice() and not notice_s:
+        if dialogue.is_known and not notice_s:
             saving = asyncio.ensure_future(save())
             hurry = asyncio.ensure_future(self._hurry.wait())
             await asyncio.wait([saving, hurry], timeout=_SAVE_S, return_when=asyncio.FIRST_COMPLETED)
             saving.cancel()
             hurry.cancel()
-        elif has_notice():
+        elif dialogue.is_known:
             self._say(f"{name}: this node leaves within {notice_s:g} s; a second one ends it at once")
             trains_s = notice_s - min(self._settings.grace_s, notice_s / 4)  # Then the workers are told to end.
             try:
