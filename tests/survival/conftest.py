@@ -53,7 +53,7 @@ def flags(dataset: Path) -> dict[str, str]:
     return {
         "dataset": str(dataset), "script": str(SCRIPT), "nodes": "2", "min-nodes": "1",
         "iterations": str(40 + 20 * ROUNDS), "sequence-length": "64", "global-batch": "6", "persist-interval": "20",
-        "max-relaunches": str(20 + ROUNDS), "replacement-wait-s": "120",
+        "max-relaunches": str(20 + 5 * ROUNDS), "replacement-wait-s": "120",
     }  # fmt: skip
 
 

@@ -37,15 +37,6 @@ def test_a_node_that_computes_wrongly_is_replaced_and_the_error_charged_to_nobod
 
 
 @pytest.mark.long
-def test_a_kill_asks_for_no_test(training: TrainStep) -> None:
-    training.arm("train.iteration,iteration=33,rank=0=kill")
-    training.start()
-    assert training.finish() == 0, training.last_words()
-    assert training.fired_points() == ["train.iteration"]
-    assert not records(training, "CheckRequested")
-
-
-@pytest.mark.long
 def test_an_error_that_comes_again_on_the_only_machine_fails_the_job_without_a_move(training: TrainStep) -> None:
     training.arm("train.iteration,iteration=33,rank=0=raise;train.iteration,iteration=33,rank=0=raise")
     training.start()

@@ -75,6 +75,7 @@ def worlds_of(training: TrainStep) -> list[int]:
     return [len(members["worker"]) for members in formed]
 
 
+@pytest.mark.parametrize("training", ["anew"], indirect=True)
 def test_two_one_two_nodes_apply_every_sample_once(scaled: TrainStep, dataset: Path) -> None:
     scaled.start()
     for _ in range(ROUNDS):

@@ -38,7 +38,16 @@ def restored_iterations(training: TrainStep) -> list[int]:
     return [(round_.get("restore") or {}).get("iteration", 0) for round_ in formed]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("training", "signum"),
+    [
+        ("anew", signal.SIGINT),
+        ("anew", signal.SIGTERM),
+        pytest.param("survive", signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param("spares", signal.SIGINT, marks=pytest.mark.long),
+    ],
+    indirect=["training"],
+)
 def test_a_training_that_is_told_to_end_goes_on_where_it_was(
     signum: int, training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
@@ -138,6 +147,7 @@ STEP = """
 """
 
 
+@pytest.mark.parametrize("training", ["anew"], indirect=True)
 def test_the_readmes_loop_trains_to_the_last_weight(training: TrainStep, dataset: Path, tmp_path: Path) -> None:
     import torch
 

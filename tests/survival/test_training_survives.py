@@ -19,19 +19,19 @@ from tests.harness import ROUNDS, TrainStep, kill, tensors, wait_until
 from tests.trained import tiers_restored
 
 LONG = pytest.mark.long
-WORKER_POINTS = [
-    pytest.param("train.iteration", marks=LONG),
-    pytest.param("checkpoint.before_copy", marks=LONG),
-    "checkpoint.mid_copy",
-    pytest.param("checkpoint.after_copy", marks=LONG),
-    "checkpoint.after_commit",
-]
 AGENT_POINTS = [pytest.param("keeper.before_put", marks=LONG), "keeper.after_put"]
-MASTER_POINTS = [
-    pytest.param("master.after_journal", marks=LONG),
-    "master.before_manifest",
-    pytest.param("master.after_manifest", marks=LONG),
-]
+Points = tuple[str, ...]
+
+
+def one_after_the_other(first: Points, others: Points) -> pytest.MarkDecorator:
+    """Points at which one training loses something in turn: in `make test` the first ones, in long tests the others,
+    and all of them with workers that survive."""
+    cases = [
+        pytest.param("anew", first, id="first"),
+        pytest.param("anew", others, id="others", marks=LONG),
+        *(pytest.param(name, (*others, *first), id=name, marks=LONG) for name in ("survive", "spares")),
+    ]
+    return pytest.mark.parametrize(("training", "points"), cases, indirect=["training"])
 
 
 EVERY = 4
@@ -70,15 +70,20 @@ def test_an_undisturbed_training_gives_the_same_weights_twice(
     assert_whole(training, undisturbed)
 
 
-@pytest.mark.parametrize("point", WORKER_POINTS)
-def test_a_worker_killed_at_a_point_changes_no_weight(
-    point: str, training: TrainStep, undisturbed: dict[str, bytes]
+@one_after_the_other(
+    ("checkpoint.mid_copy", "checkpoint.after_commit"),
+    ("train.iteration", "checkpoint.before_copy", "checkpoint.after_copy"),
+)
+def test_a_worker_killed_at_a_point_changes_no_weight_and_asks_for_no_test(
+    points: Points, training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
-    training.arm(";".join(f"{point},iteration={FIRST + EVERY * i},rank={i % 2}=kill" for i in range(1, ROUNDS + 1)))
+    faults = enumerate(points * ROUNDS, start=1)
+    training.arm(";".join(f"{point},iteration={FIRST + EVERY * i},rank={i % 2}=kill" for i, point in faults))
     training.start()
     assert training.finish() == 0, training.last_words()
-    assert training.fired_points() == [point] * ROUNDS
-    assert len(broken_rounds(training)) == ROUNDS
+    assert training.fired_points() == sorted(points * ROUNDS)
+    assert len(broken_rounds(training)) == len(points) * ROUNDS
+    assert not [record for record in training.records() if record["kind"] == "CheckRequested"]
     assert_went_on(training)
     assert_whole(training, undisturbed)
 
@@ -98,18 +103,30 @@ def test_a_node_lost_at_a_point_changes_no_weight(
     assert_whole(training, undisturbed)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("training", ["anew"], indirect=True)
+def test_a_node_that_cannot_start_is_replaced_on_another_host_and_changes_no_weight(
+    training: TrainStep, undisturbed: dict[str, bytes]
+) -> None:
+    replace_faulty(training, "agent.start,node=worker-1-0=exit:1", "start failed", undisturbed)
+
+
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        pytest.param("agent.start,node=worker-1-0=exit:1", "start failed", marks=LONG),
         (f"train.iteration,iteration={FIRST},node=worker-1-0=exit:201", "hardware"),
         pytest.param("keeper.after_put,node=worker-0-0=stop", "no heartbeat", marks=LONG),
     ],
-    ids=["start failed", "hardware", "frozen"],
+    ids=["hardware", "frozen"],
 )
 def test_a_faulty_node_is_replaced_on_another_host_and_changes_no_weight(
     fault: str, reason: str, training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
+    replace_faulty(training, fault, reason, undisturbed)
+
+
+def replace_faulty(training: TrainStep, fault: str, reason: str, undisturbed: dict[str, bytes]) -> None:
+    """Train with that fault of a node, of which the master judges this."""
     spec = {"replicaSpecs": {"worker": {"replicas": 2}}, "patience": {"silence": 15}}
     training.flags = {**training.flags, "job-spec": json.dumps(spec)}
     training.arm(fault)
@@ -170,11 +187,11 @@ def test_a_replacement_is_checked_before_it_joins_and_an_unfit_one_replaced(
     assert_whole(training, undisturbed)
 
 
-@pytest.mark.parametrize("point", MASTER_POINTS)
+@one_after_the_other(("master.before_manifest",), ("master.after_journal", "master.after_manifest"))
 def test_a_step_killed_at_a_point_is_taken_up_by_its_retry(
-    point: str, training: TrainStep, undisturbed: dict[str, bytes]
+    points: Points, training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
-    for _ in range(ROUNDS):
+    for point in points * ROUNDS:
         training.arm(f"{point}=kill")
         training.start()
         assert training.finish() == -9, training.last_words()
