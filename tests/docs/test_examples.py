@@ -20,6 +20,8 @@ from everstep.steps.entry import StepError
 from examples import drilled, own_steps, sweep
 from tests.docs.pages import PAGES
 from tests.harness import PATIENCE_S, ROOT
+from tests.once import made_once
+from tests.tokenized import fill_store
 
 EXAMPLES = ROOT / "examples"
 
@@ -133,11 +135,16 @@ def test_what_a_nightly_cron_workflow_runs_runs_to_its_end(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def text(tmp_path: Path) -> str:
-    """A small corpus: a document for each line of this repository's own words."""
-    lines = [json.dumps({"text": line}) for page in PAGES for line in page.read_text().splitlines() if len(line) > 60]
-    (tmp_path / "text.jsonl").write_text("\n".join(lines))
-    return str(tmp_path / "text.jsonl")
+def text(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A small corpus, which the store of the runs has with its tokens: each line of this repository's own words."""
+
+    def make(folder: Path) -> None:
+        texts = (line for page in PAGES for line in page.read_text().splitlines() if len(line) > 60)
+        (folder / "text.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))
+
+    corpus = f"{made_once(tmp_path_factory, 'pages', make)}/text.jsonl"
+    fill_store(tmp_path_factory, "pages", corpus, tmp_path / "runs" / "store")
+    return corpus
 
 
 @pytest.mark.long

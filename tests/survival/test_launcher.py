@@ -1,7 +1,6 @@
 """The whole pipeline, killed from outside: the launcher, everything; Ctrl-C. The same command takes it up again."""
 
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -10,42 +9,24 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROUNDS, Pipeline, kill, wait_until
-from tests.once import made_once
+from tests.tokenized import fill_store, small_corpus
 
 EVERY = 20
 """Iterations between two faults."""
 RETRIES = 3
 """What the train step's retryStrategy allows in one run."""
-TEXT = Path(__file__).parents[2] / "runtime" / "job"
 
 
 @pytest.fixture
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Flags of a small job: little text, short samples, two of them an iteration."""
-
-    def make(folder: Path) -> None:
-        for path in TEXT.glob("*.py"):
-            (folder / f"{path.stem}.txt").write_text(path.read_text())
-
-    texts = made_once(tmp_path_factory, "texts", make)
-    return ("--corpus", f"{texts}/*.txt", "--sequence-length", "16", "--global-batch", "2")
+    return ("--corpus", small_corpus(tmp_path_factory), "--sequence-length", "16", "--global-batch", "2")
 
 
 @pytest.fixture
-def tokenized(tmp_path_factory: pytest.TempPathFactory, small: tuple[str, ...], pipeline: Pipeline) -> None:
+def tokenized(tmp_path_factory: pytest.TempPathFactory, pipeline: Pipeline) -> None:
     """The run's store has its corpus and its tokens already."""
-
-    def make(folder: Path) -> None:
-        run = Pipeline(folder / "runs" / "first", folder / "store", name="first", flags=(*small, "--iterations", "1"))
-        try:
-            run.start()
-            assert run.finish() == 0, run.log.read_text()
-        finally:
-            run.kill_all()
-        for name in ("jobs", "models", "runs"):
-            shutil.rmtree(folder / "store" / name, ignore_errors=True)
-
-    shutil.copytree(made_once(tmp_path_factory, "tokenized", make) / "store", pipeline.store)
+    fill_store(tmp_path_factory, "small", small_corpus(tmp_path_factory), Path(pipeline.store))
 
 
 @pytest.fixture

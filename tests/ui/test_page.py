@@ -14,6 +14,7 @@ from everstep.runtime.workflow.run.run_folder import lock
 from tests import chromium
 from tests.chromium import PLANT
 from tests.harness import Pipeline, kill, wait_until
+from tests.tokenized import fill_store, small_corpus
 from tests.ui.page_server import TOKEN, serve_page, write_run
 
 pytestmark = chromium.NEEDED
@@ -120,9 +121,11 @@ def test_without_the_token_nothing_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
-    folder = tmp_path / "runs" / "run"
-    pipeline = Pipeline(folder, folder.parent / "store", flags=("--iterations", "2000", "--nodes", "2"))
+def pipeline(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
+    folder, corpus = tmp_path / "runs" / "run", small_corpus(tmp_path_factory)
+    flags = ("--corpus", corpus, "--iterations", "2000", "--nodes", "2")
+    pipeline = Pipeline(folder, folder.parent / "store", flags=flags)
+    fill_store(tmp_path_factory, "small", corpus, folder.parent / "store")
     yield pipeline
     pipeline.kill_all()
 
