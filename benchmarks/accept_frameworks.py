@@ -82,7 +82,7 @@ TRAINERS = {
         f"{MEGATRON}::other_tensor_and_pipeline", f"{MEGATRON}::never_stopped", f"{MEGATRON}::more_replicas",
     ),
     "Megatron-core: a worker killed with tensor parallel 2, the same weights and loss": (
-        f"{OWN}::a_framework_goes_on::megatron",
+        f"{OWN}::a_megatron_model_goes_on",
     ),
     "Megatron-core: a lost node's part of the model comes from a peer's memory": (f"{OWN}::peers_memory",),
     "DeepSpeed: ZeRO 1, 2 and 3 on CPUs, killed once, the same state and loss": (

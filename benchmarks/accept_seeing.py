@@ -30,7 +30,7 @@ CASES = {
     "a dead data loader worker": [f"{PLANTED}::dead"],
     "swapped-out memory": [f"{PLANTED}::swapped", f"{SLOW}::memory"],
     "a slow disk": [f"{PLANTED}::slow disk", f"{SLOW}::disk"],
-    "one slow rank (x 3)": [f"{SLOW}::compute", "tests/watch/test_slow_rank.py::three_times"],
+    "one slow rank (x 3)": ["tests/watch/test_slow_rank.py::three_times"],
     "a slow link": ["tests/launch/test_slow_link.py"],
     "a busy neighbour on the node": [f"{PLANTED}::busy", f"{SLOW}::CPU"],
     "a lock in a user's thread": [f"{PLANTED}::lock"],

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.harness import TrainStep, tensors
+from tests.trained import Start
 
 FLIPPED, EVERY = 24, 5
+OFTEN_COMPARED = {"certify-interval": str(EVERY), "iterations": "40"}
 DUE = 25
 """An iteration of which a state is compared."""
 
@@ -15,8 +17,7 @@ DUE = 25
 @pytest.fixture
 def certified(tmp_path: Path, flags: dict[str, str]) -> Iterator[TrainStep]:
     """A training of three nodes whose states are compared."""
-    more = {"nodes": "3", "certify-interval": str(EVERY), "iterations": "40"}
-    step = TrainStep(tmp_path / "run", tmp_path / "store", flags=flags | more)
+    step = TrainStep(tmp_path / "run", tmp_path / "store", flags={**flags, **OFTEN_COMPARED, "nodes": "3"})
     yield step
     step.kill_all()
 
@@ -111,20 +112,20 @@ def check_replay(step: TrainStep, named: list[str]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("factor", ["nan", "100"])
 def test_a_batch_whose_loss_is_unsound_again_is_skipped_and_the_rest_is_trained_as_without_it(
-    factor: str, certified: TrainStep, tmp_path: Path
+    trained: Start, flags: dict[str, str]
 ) -> None:
-    bad = FLIPPED
-    certified.flags = {**certified.flags, "nodes": "2"}
-    omitting = {**certified.flags, "script-args": f"--omit {bad}"}
-    calm = TrainStep(tmp_path / "calm", tmp_path / "calm-store", flags=omitting)
-    certified.flags |= {"script-args": f"--bad {bad},{factor}", "loss-spike": "3", "skip-batches": "1"}
-    train_both(calm, certified)
-    records = certified.records()
-    assert [record["iteration"] for record in records if record["kind"] == "StateRejected"] == [bad, bad]
-    assert [record["iteration"] for record in records if record["kind"] == "BatchSkipped"] == [bad]
-    restores = [record["round"]["restore"] for record in records if record["kind"] == "RoundFormed"]
-    assert [restore["iteration"] for restore in restores if restore] == [bad - bad % EVERY] * 2
-    assert tensors(certified.checkpoint()) == tensors(calm.checkpoint())
-    assert certified.leftovers() == []
+    bad, usual = FLIPPED, {**flags, **OFTEN_COMPARED, "nodes": "2"}
+    calm = trained("calm", flags={**usual, "script-args": f"--omit {bad}"})
+    assert calm.finish() == 0, calm.last_words()
+    for factor in ("nan", "100"):
+        more = {"script-args": f"--bad {bad},{factor}", "loss-spike": "3", "skip-batches": "1"}
+        certified = trained(factor, flags=usual | more)
+        assert certified.finish() == 0, certified.last_words()
+        records = certified.records()
+        assert [record["iteration"] for record in records if record["kind"] == "StateRejected"] == [bad, bad]
+        assert [record["iteration"] for record in records if record["kind"] == "BatchSkipped"] == [bad]
+        restores = [record["round"]["restore"] for record in records if record["kind"] == "RoundFormed"]
+        assert [restore["iteration"] for restore in restores if restore] == [bad - bad % EVERY] * 2
+        assert tensors(certified.checkpoint()) == tensors(calm.checkpoint())
+        assert certified.leftovers() == []

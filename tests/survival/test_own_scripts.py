@@ -48,7 +48,6 @@ def test_a_script_without_a_line_of_everstep_begins_again_and_says_so(trained: S
 FRAMEWORK_SCRIPTS = {
     "accelerate": ("with_accelerate.py", ""),
     "fsdp": (str(Path(__file__).with_name("fsdp_trainer.py")), ""),
-    "megatron": ("with_megatron.py", "--tensor-parallel 2"),
     "two_models": ("two_models.py", ""),
     "recipe": ("recipe.py", ""),
 }
@@ -61,11 +60,9 @@ def test_a_framework_goes_on_where_it_was(trained: Start, name: str) -> None:
 
 
 @pytest.mark.long
-def test_a_lost_nodes_part_of_a_megatron_model_comes_from_a_peers_memory(trained: Start) -> None:
-    flags = own_script("with_megatron.py", iterations="20", **{"script-args": "--tensor-parallel 2"})
-    calm = trained("calm", flags=flags)
-    assert calm.finish() == 0, calm.last_words()
-    step = trained(flags=flags, faults="checkpoint.after_commit,iteration=11,node=worker-1-0=stop")
+def test_a_megatron_model_goes_on_where_it_was_and_a_lost_nodes_part_comes_from_a_peers_memory(trained: Start) -> None:
+    calm, _ = train_twice(trained, "with_megatron.py", "--tensor-parallel 2")
+    step = trained(flags=calm.flags, faults="checkpoint.after_commit,iteration=11,node=worker-1-0=stop")
     wait_until(lambda: step.fired_points() or step.over(), "the node's worker has stopped")
     kill(step.agents()[1])
     assert step.finish() == 0, step.last_words()

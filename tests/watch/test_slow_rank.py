@@ -97,32 +97,38 @@ def work():
 }
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("part", PLANTED)
-def test_the_rank_that_the_others_wait_for_is_named_with_what_of_it_is_slow(
-    launcher: Launcher, part: SlowPart, request: pytest.FixtureRequest, record_property: Note
-) -> None:
-    """Beside load another rank may be slow, too, or this one in another way."""
+def wait_until_named(launcher: Launcher, part: SlowPart, note: Note, *flags: str, **more: str) -> None:
+    """Launch three ranks, until the second is named with what of it is slow. Notes how late it was.
+
+    Beside load another rank may be slow, too, or this one in another way.
+    """
     (launcher.folder / "train.py").write_text(SCRIPT.replace("PLANTED", PLANTED[part]))
-    needed = {SlowPart.DISK: "slow_disk", SlowPart.MEMORY: "swap"}.get(part)
-    more = {needed.upper(): request.getfixturevalue(needed)} if needed else {}
-    launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=3", "train.py", **more)
+    launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=3", *flags, "train.py", **more)
     pattern = rf"rank 1 is slow, .* wait for it: {part.value}: "
     until(lambda: re.search(pattern, launcher.text("node", "err")), lambda: launcher.text("node", "err"))
 
     def names(record: Record) -> bool:
         return isinstance(record, SlowSeen) and (record.ranks[0], record.part) == (1, part)
 
-    note_seconds(record_property, launcher, launcher.folder / "trains", WINDOW_S, names)
+    note_seconds(note, launcher, launcher.folder / "trains", WINDOW_S, names)
 
 
 @pytest.mark.long
-def test_top_names_the_rank_that_takes_three_times_as_long(launcher: Launcher) -> None:
-    (launcher.folder / "train.py").write_text(SCRIPT.replace("PLANTED", PLANTED[SlowPart.COMPUTE]))
+@pytest.mark.parametrize("part", [part for part in PLANTED if part != SlowPart.COMPUTE])
+def test_the_rank_that_the_others_wait_for_is_named_with_what_of_it_is_slow(
+    launcher: Launcher, part: SlowPart, request: pytest.FixtureRequest, record_property: Note
+) -> None:
+    needed = {SlowPart.DISK: "slow_disk", SlowPart.MEMORY: "swap"}.get(part)
+    more = {needed.upper(): request.getfixturevalue(needed)} if needed else {}
+    wait_until_named(launcher, part, record_property, **more)
+
+
+@pytest.mark.long
+def test_the_rank_that_takes_three_times_as_long_is_named_and_top_names_it_too(
+    launcher: Launcher, record_property: Note
+) -> None:
     job = f"slow-{launcher.tmp.name}"
-    flags = ("--standalone", "--nproc-per-node=3", "--store", "store", f"--rdzv-id={job}")
-    launcher.start(EVERSTEP, *flags, "train.py")
-    until(lambda: (launcher.folder / "trains").exists(), lambda: launcher.text("node", "err"))
+    wait_until_named(launcher, SlowPart.COMPUTE, record_property, "--store=store", f"--rdzv-id={job}")
     command = [sys.executable, "-m", "everstep.cli.main", "top", job, "--times", "1", "--every", "8"]
     top_output = subprocess.run(command, capture_output=True, text=True, check=True, env=launcher.environment({}))
     assert re.search(r"rank 1 is slow, 0\.\d+ s of its own per iteration", top_output.stdout), top_output.stdout
