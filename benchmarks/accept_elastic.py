@@ -71,7 +71,7 @@ FAULTS = {
     "a worker crashes at each named point: equal weights": (f"{TRAINING}::worker_killed",),
     "a node is lost": (f"{TRAINING}::node_lost", f"{NODES}::killed_node"),
     "a node that cannot start, faulty hardware, a frozen agent: replaced on another host": (
-        f"{TRAINING}::faulty_node",
+        f"{TRAINING}::faulty_node", f"{TRAINING}::cannot_start",
     ),
     "a replacement in a train step is checked before it joins": (f"{TRAINING}::unfit_one",),
     "a slow node is left out": (f"{CHECKED}::straggler",),
