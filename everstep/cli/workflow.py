@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import shlex
 import sys
 import time
 from collections import Counter
@@ -12,13 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from everstep.cli import cluster_runs, run_ends, run_requests, run_views
+from everstep.cli.manifest_flags import (
+    image_commands,
+    load_workflow,
+    parameter_values,
+    parse_pairs,
+    warn_unread_parameters,
+)
 from everstep.cli.workflow_flags import (
     Delete,
     Get,
     Lint,
     List,
     Logs,
-    Manifest,
     OneRun,
     Resubmit,
     Resume,
@@ -41,7 +46,6 @@ from everstep.shell_settings import archive_limits, checked_variables, warn_miss
 if TYPE_CHECKING:
     from everstep.runtime.workflow.engine.engine import Engine
     from everstep.runtime.workflow.lint.lint import Finding
-    from everstep.runtime.workflow.manifest.files import LoadedWorkflow
     from everstep.runtime.workflow.run.run_folder import RunInputs
 
 STOPPED = 130
@@ -58,71 +62,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     })  # fmt: skip
 
 
-def _load(flags: Manifest) -> "LoadedWorkflow":
-    from everstep.runtime.workflow import ManifestError
-    from everstep.runtime.workflow.manifest.files import load
-
-    try:
-        return load(flags.file, flags.with_, _images(flags))
-    except ManifestError as error:
-        raise BadInput(str(error)) from None
-
-
-def _images(flags: Manifest) -> dict[str, list[str]]:
-    return {name: _split_command(name, command) for name, command in _parse_pairs(flags.image, "--image").items()}
-
-
-def _split_command(image: str, command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError as error:
-        raise BadInput(f"--image {image}={command}: {error}") from None
-
-
-def _parse_pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
-    pairs = [text.partition("=") for text in texts]
-    for name, equals, value in pairs:
-        if not name or not equals:
-            raise BadInput(f"{flag} {name or value!r}: write NAME=VALUE")
-    for name, _, value in pairs:
-        if not f"{name}{value}".isascii() and any("\ud800" <= character <= "\udfff" for character in f"{name}{value}"):
-            raise BadInput(f"{flag} {name!r}: not UTF-8 text")
-    return {name: value for name, _, value in pairs}
-
-
-def _parameters(flags: Manifest) -> dict[str, str]:
-    from everstep.runtime.workflow.expressions.values import go_json
-    from everstep.runtime.workflow.manifest.yaml_source import ReadError, read
-
-    values: dict[str, str] = {}
-    if flags.parameter_file:
-        try:
-            values_of_file = read(flags.parameter_file)
-        except ReadError as error:
-            raise BadInput(str(error)) from None
-        if len(values_of_file) != 1 or not isinstance(values_of_file[0].value, Mapping):
-            raise BadInput(f"{flags.parameter_file}: not a map of parameters")
-        entries = values_of_file[0].value.items()
-        values = {str(name): value if isinstance(value, str) else go_json(value) for name, value in entries}
-    return {**values, **_parse_pairs(flags.parameter, "-p")}
-
-
-def _warn_unread_parameters(workflows: "Sequence[LoadedWorkflow]", values: Mapping[str, str]) -> None:
-    """Say which given parameters no workflow has or reads: they change nothing."""
-    from everstep.runtime.workflow.manifest.parse import parameter_names
-    from everstep.runtime.workflow.manifest.schema import nearest_hint
-
-    parameter_names_read = dict.fromkeys(
-        name for workflow in workflows for name in parameter_names(workflow.document.value, workflow.library)
-    )
-    for name in values:
-        if name not in parameter_names_read and "" not in parameter_names_read:
-            message = (
-                f"the workflow has no such parameter, so it changes nothing{nearest_hint(name, parameter_names_read)}"
-            )
-            print(f"warning: -p {name}: {message}", file=sys.stderr)
-
-
 def _run(flags: Run) -> int:
     require_platform()
     from everstep.runtime.workflow import ManifestError, parse
@@ -130,8 +69,8 @@ def _run(flags: Run) -> int:
     from everstep.runtime.workflow.manifest.parse import with_arguments
     from everstep.runtime.workflow.run.run_folder import RunInputs, generated_name
 
-    workflow_loaded = _load(flags)
-    values = _parameters(flags)
+    workflow_loaded = load_workflow(flags)
+    values = parameter_values(flags)
     manifest = with_arguments(workflow_loaded.document.value, values, flags.entrypoint)
     try:
         parse(manifest, workflow_loaded.library)
@@ -139,7 +78,7 @@ def _run(flags: Run) -> int:
         first = error.problems[0]
         of = "" if first.of in workflow_loaded.others else first.of
         raise BadInput(f"{workflow_loaded.location(first)}: {first._replace(of=of).text}") from None
-    _warn_unread_parameters([workflow_loaded], values)
+    warn_unread_parameters([workflow_loaded], values)
     metadata = manifest.get("metadata") or {}
     made_up = generated_name(str(metadata.get("generateName", "workflow-")))
     name = flags.name or metadata.get("name") or made_up
@@ -234,11 +173,11 @@ def _lint(flags: Lint) -> int:
     from everstep.runtime.workflow.manifest.parse import with_arguments
 
     try:
-        every = load_each(flags.file, flags.with_, _images(flags))
+        every = load_each(flags.file, flags.with_, image_commands(flags))
     except ManifestError as error:
         raise BadInput(str(error)) from None
-    values = _parameters(flags)
-    _warn_unread_parameters(every, values)
+    values = parameter_values(flags)
+    warn_unread_parameters(every, values)
     documents = [replace(own.document, value=with_arguments(own.document.value, values)) if values else own.document
              for own in every]  # fmt: skip
     all_findings = [
@@ -326,7 +265,7 @@ def _resubmit(flags: Resubmit) -> int:
 
     folder = run_views.run_folder(flags.runs, flags.name)
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest = with_arguments(manifest, _parse_pairs(flags.parameter, "-p"), "")
+    manifest = with_arguments(manifest, parse_pairs(flags.parameter, "-p"), "")
     metadata = manifest.get("metadata") or {}
     base = metadata.get("generateName") or f"{metadata.get('name') or folder.name}-"
     inputs_before = read_inputs(folder)
@@ -355,7 +294,7 @@ def _retry(flags: Retry) -> int:
     if status["phase"] == "Succeeded" and not flags.restart_successful:
         mend = "--restart-successful --node-field-selector displayName=STEP runs a step again"
         raise BadInput(f"{flags.name}: has already succeeded; {mend}")
-    return _take_over(flags, flags.node_field_selector, _parse_pairs(flags.parameter, "-p"))
+    return _take_over(flags, flags.node_field_selector, parse_pairs(flags.parameter, "-p"))
 
 
 def _take_over(flags: OneRun, restart: str = "", parameters: "Mapping[str, str] | None" = None) -> int:
@@ -411,6 +350,6 @@ def _end(flags: OneRun, verb: Literal["stop", "terminate"]) -> int:
 def _set(flags: Set) -> int:
     from everstep.runtime.workflow.run.control_requests import ControlRequest
 
-    values = _parse_pairs(flags.output_parameter, "--output-parameter")
+    values = parse_pairs(flags.output_parameter, "--output-parameter")
     wish = ControlRequest("set", flags.node_field_selector, flags.phase, flags.message, values)
     return run_requests.send(flags.runs, flags.name, "set", wish)
