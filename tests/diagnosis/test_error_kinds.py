@@ -12,6 +12,7 @@ import pytest
 from everstep.runtime.diagnosis.first_cause import ProcessEnd, attribute
 from everstep.runtime.job import error_kinds
 from everstep.runtime.job.error_kinds import OOM_KILLED, TABLE, evidence_line, kind_of
+from tests.forks import Forks
 from tests.harness import PATIENCE_S
 
 REAL = {
@@ -60,7 +61,7 @@ TORCH = {
     "a collective timed out": f"{PAIR}\nif rank: time.sleep(4); os._exit(0)\nd.all_reduce(torch.ones(1))",
     "the connection to another rank broke": f"{PAIR}\nif rank: os._exit(0)\nd.all_reduce(torch.ones(1))",
 }
-"""The same of torch, in one process each."""
+"""The same of torch."""
 
 WRITTEN = [
     # pytorch/pytorch issue 16417, comment of 2024-02-13; the class has its shorter name since torch 2.5.
@@ -112,11 +113,12 @@ def test_a_real_end_is_of_its_kind(kind: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", TORCH)
-def test_a_real_end_in_torch_is_of_its_kind(kind: str) -> None:
-    pytest.importorskip("torch")
-    error, exit_code = end_of(f"import torch\n{TORCH[kind]}")
+def test_a_real_end_in_torch_is_of_its_kind(kind: str, forks: Forks, tmp_path: Path) -> None:
+    program, output = tmp_path / "program.py", tmp_path / "output"
+    program.write_text(f"import torch\n{TORCH[kind]}")
+    exit_code = forks.run([str(program)], {}, output)
     assert exit_code != 0, "the program must end with an error"
-    assert kind_of(error, exit_code).name == kind, error
+    assert kind_of(output.read_text(), exit_code).name == kind, output.read_text()
 
 
 @pytest.mark.parametrize(("error", "exit_code", "kind"), WRITTEN)
