@@ -1,4 +1,7 @@
-"""A small corpus, and stores that have one with its tokens already: a pipeline finds them there and starts no Spark."""
+"""What makes the run of a pipeline small: a corpus, a model, and stores that have a corpus with its tokens already.
+
+A pipeline finds them there and starts no Spark.
+"""
 
 import shutil
 import subprocess
@@ -9,6 +12,9 @@ import pytest
 
 from tests.harness import ROOT
 from tests.once import made_once
+
+SMALL_MODEL = ("--script", str(ROOT / "tests/survival/small_script.py"), "--script-args=--pause 0.1")
+"""Flags of a pipeline that trains it, and mostly waits meanwhile."""
 
 
 def small_corpus(factory: pytest.TempPathFactory) -> str:

@@ -97,13 +97,6 @@ def _digest(config: Config, data: "TokenDataset") -> str:
 def _evaluate(config: Config, data: "TokenDataset", key: str) -> dict[str, Any]:
     threads = str(min(4, len(os.sched_getaffinity(0))))
     os.environ.setdefault("OMP_NUM_THREADS", threads)
-    import torch
-
-    from everstep.runtime.data import data_folder
-    from everstep.steps.evaluate import measure
-    from everstep.steps.train.llama import build_model
-
-    torch.set_num_threads(int(threads))
     trained_model = read(config.checkpoint)
     if int(trained_model.config["vocab_size"]) < data.vocab_size:
         vocabulary = trained_model.config["vocab_size"]
@@ -117,6 +110,13 @@ def _evaluate(config: Config, data: "TokenDataset", key: str) -> dict[str, Any]:
     windows = min(config.windows, samples)
     print(f"perplexity over {windows} of {samples} stretches of {length} tokens, evenly spaced", file=sys.stderr)
 
+    import torch
+
+    from everstep.runtime.data import data_folder
+    from everstep.steps.evaluate import measure
+    from everstep.steps.train.llama import build_model  # It takes seconds, which another model's checkpoint is spared.
+
+    torch.set_num_threads(int(threads))
     base = build_model(config.model, data.vocab_size, seed, data.eod).eval()
     untrained = measure.perplexity(base, data.tokens, length, windows)
     print(f"untrained model: perplexity {_short(untrained)}", file=sys.stderr)

@@ -18,7 +18,7 @@ from everstep.steps.entry import StepError
 from everstep.steps.verdict.compare import Training, compare_samples, compare_states, cost, row
 from everstep.steps.verdict.config import Config, Experiment
 from tests.harness import ROOT
-from tests.tokenized import fill_store, small_corpus
+from tests.tokenized import SMALL_MODEL, fill_store, small_corpus
 
 FIRED = {"kind": "crash", "node": "n", "time": 2.5, "evidence": "killed"}
 
@@ -173,7 +173,7 @@ def test_a_drill_holds_for_a_killed_process_and_a_lost_store(
     words = ["--only", "process-crash,store-lost", "--iterations", "100", "--sequence-length", "32"]
     texts = small_corpus(tmp_path_factory)
     fill_store(tmp_path_factory, "small", texts, tmp_path / "runs" / "store")
-    command = [sys.executable, str(ROOT / "pipelines/chaos_drill.py"), *words, "--corpus", texts]
+    command = [sys.executable, str(ROOT / "pipelines/chaos_drill.py"), *words, *SMALL_MODEL, "--corpus", texts]
     ran = subprocess.run(
         [*command, "--name", "d"], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import ROUNDS, Pipeline, kill, wait_until
-from tests.tokenized import fill_store, small_corpus
+from tests.tokenized import SMALL_MODEL, fill_store, small_corpus
 
 EVERY = 20
 """Iterations between two faults."""
@@ -24,9 +24,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def tokenized(tmp_path_factory: pytest.TempPathFactory, pipeline: Pipeline) -> None:
-    """The run's store has its corpus and its tokens already."""
+def quick(tmp_path_factory: pytest.TempPathFactory, pipeline: Pipeline) -> None:
+    """The run trains a small model, with a pause before each iteration, on tokens that its store has already."""
     fill_store(tmp_path_factory, "small", small_corpus(tmp_path_factory), Path(pipeline.store))
+    pipeline.flags += SMALL_MODEL
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def assert_done(run: Pipeline) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("tokenized")
+@pytest.mark.usefixtures("quick")
 def test_a_killed_launcher_is_followed_by_one_that_goes_on(pipeline: Pipeline) -> None:
     launcher = pipeline.start()
     for number in range(1, ROUNDS + 1):
@@ -100,7 +101,7 @@ def masters(run: Pipeline) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("tokenized")
+@pytest.mark.usefixtures("quick")
 def test_a_killed_step_is_tried_again_within_the_run(pipeline: Pipeline) -> None:
     pipeline.start()
     for number in range(1, ROUNDS + 1):
@@ -124,7 +125,7 @@ def test_a_killed_step_is_tried_again_within_the_run(pipeline: Pipeline) -> None
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("tokenized")
+@pytest.mark.usefixtures("quick")
 def test_ctrl_c_stops_everything_and_the_run_can_be_taken_up(pipeline: Pipeline) -> None:
     launcher = pipeline.start()
     for number in range(1, ROUNDS + 1):

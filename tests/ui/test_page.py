@@ -14,7 +14,7 @@ from everstep.runtime.workflow.run.run_folder import lock
 from tests import chromium
 from tests.chromium import PLANT
 from tests.harness import Pipeline, kill, wait_until
-from tests.tokenized import fill_store, small_corpus
+from tests.tokenized import SMALL_MODEL, fill_store, small_corpus
 from tests.ui.page_server import TOKEN, serve_page, write_run
 
 pytestmark = chromium.NEEDED
@@ -123,7 +123,7 @@ def test_without_the_token_nothing_is_shown(tmp_path: Path) -> None:
 @pytest.fixture
 def pipeline(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pipeline]:
     folder, corpus = tmp_path / "runs" / "run", small_corpus(tmp_path_factory)
-    flags = ("--corpus", corpus, "--iterations", "2000", "--nodes", "2")
+    flags = ("--corpus", corpus, "--iterations", "2000", "--nodes", "2", *SMALL_MODEL)
     pipeline = Pipeline(folder, folder.parent / "store", flags=flags)
     fill_store(tmp_path_factory, "small", corpus, folder.parent / "store")
     yield pipeline
