@@ -32,7 +32,7 @@ def training(training: TrainStep) -> TrainStep:
     more = {
         "script": str(Path(__file__).with_name("sharded_survivor.py")), "nodes": str(NODES), "min-nodes": str(NODES),
         "global-batch": "8", "peer-copies": str(PEER_COPIES), "persist-interval": "1000000",
-        "iterations": str(200 * ROUNDS - 80), "max-relaunches": str(20 + 2 * ROUNDS),
+        "iterations": str(200 * ROUNDS - 120), "max-relaunches": str(20 + 2 * ROUNDS),
     }  # fmt: skip
     training.flags = {name: value for name, value in training.flags.items() if name != "script-args"} | more
     return training
