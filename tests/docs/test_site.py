@@ -1,6 +1,7 @@
 """The built site in a real browser, from files alone: no page is wider than its window, and the search finds pages."""
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,9 @@ FOREIGN = """performance.getEntriesByType("resource").map((one) => one.name)
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the built site."""
+    """The folder of the built site: where whoever runs the tests has just built it, or here."""
+    if built := os.environ.get("EVERSTEP_SITE"):
+        return Path(built)
     folder = tmp_path_factory.mktemp("site")
     words = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "--nitpicky", "docs", str(folder)]
     completed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=3 * PATIENCE_S)
