@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	sed -n '/^pip==/,/[^\\]$$/p' constraints.txt > $(VENV)/pip.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $(VENV)/pip.txt
-	$(BIN)/python -m pip install --quiet --require-hashes -r constraints.txt --build-constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --no-compile --require-hashes -r constraints.txt --build-constraint constraints.txt
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --no-deps --build-constraint constraints.txt -e .
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib everstep runtime steps pipelines >/dev/null 2>&1 || true
 	@touch $@
