@@ -66,6 +66,7 @@ def lose_machines(training: TrainStep, nodes: list[str]) -> None:
     psutil.wait_procs(agents)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("training", ["anew"], indirect=True)
 def test_two_machines_lost_at_once_change_no_weight_and_the_state_comes_from_memory(
     training: TrainStep, tmp_path: Path
