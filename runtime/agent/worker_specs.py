@@ -3,12 +3,14 @@
 import os
 from pathlib import Path
 
+from everstep.runtime.agent.dependencies import Leave
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE, worker_command, worker_environment
 from everstep.runtime.agent.frameworks import worker_variables
 from everstep.runtime.agent.output import Outputs
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.agent.workers import WorkerSpec
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.survivor_link import SPARE_VARIABLE
 from everstep.runtime.watch import board
@@ -17,14 +19,18 @@ from everstep.runtime.watch import board
 def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path) -> list[WorkerSpec]:
     """One per local rank. `folder`: the agent's private folder, which has its socket.
 
-    Raises ValueError or OSError if a worker's device, log folder or log layout is missing.
+    Raises ValueError or OSError if a worker's device, log folder or log layout is missing, Leave if the files of its
+    framework cannot be written.
     """
     ranks = range(settings.slots)
     environments = [
         dict(worker_environment(settings, seat, local_rank, link=str(folder / "link"), base=os.environ))
         for local_rank in ranks
     ]
-    worker_variables.write_files(seat, folder, settings.token, settings.job)
+    try:
+        worker_variables.write_files(seat, folder, settings.token, settings.job)
+    except OSError as error:
+        raise Leave(ExitCode.TRY_AGAIN, str(error)) from None
     outputs.begin(seat.restart_count, environments)
     specs = []
     for old in folder.glob("board-*"):

@@ -22,35 +22,56 @@ PORT = 2222
 """Where the hosts' servers listen: one number for all."""
 _ALIVE_S = 15
 """A connection whose other side does not answer three times, so far apart, is over."""
+_TRIES, _TRY_S = 30, 5
+"""A launcher may be faster than a host's server, and gives up a host that it does not reach: ssh tries so often, a
+second apart, and each time waits so many seconds for an answer."""
+_AT_ONCE = 200
+"""Logins that may begin at the same time, one for each slot of a host. By itself sshd refuses some beyond ten."""
+_NO_CLIENT = "everstep: there is no ssh to start processes on other hosts; install openssh-client in the image"
 
 
 def write_keys(folder: Path, token: str, job: str) -> None:
-    """Write keys and configuration into a new private folder."""
-    folder.mkdir(mode=0o700)
+    """Write keys and configuration into a new private folder, whole or not at all. Raises OSError."""
+    if os.statvfs(folder.parent).f_flag & os.ST_NOEXEC:
+        raise OSError(
+            f"{folder.parent} is mounted noexec, and Horovod runs scripts from there; "
+            "in docker run give --tmpfs /dev/shm:exec, in a pod mount an emptyDir of medium Memory there"
+        )
+    fresh = folder.with_suffix(".new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(mode=0o700)
+    _write_all(fresh, folder, token, job)
+    fresh.rename(folder)
+
+
+def _write_all(fresh: Path, folder: Path, token: str, job: str) -> None:
+    """Write the files into `fresh`, which becomes `folder`."""
     secret = derive_bytes(token, "ssh", job, 64)
     client, host = Ed25519PrivateKey.from_private_bytes(secret[:32]), Ed25519PrivateKey.from_private_bytes(secret[32:])
-    _write(folder / "id_ed25519", _private(client))
-    _write(folder / "ssh_host_ed25519_key", _private(host))
-    _write(folder / "authorized_keys", _public(client))
-    _write(folder / "known_hosts", b"* " + _public(host))
+    _write(fresh / "id_ed25519", _private(client))
+    _write(fresh / "ssh_host_ed25519_key", _private(host))
+    _write(fresh / "authorized_keys", _public(client))
+    _write(fresh / "known_hosts", b"* " + _public(host))
     session = shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("ssh_session.py"))])
     server = (
         f"Port {PORT}\nHostKey {folder}/ssh_host_ed25519_key\nAuthorizedKeysFile {folder}/authorized_keys\n"
         "AuthenticationMethods publickey\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
-        f"DisableForwarding yes\nPidFile none\nStrictModes no\nForceCommand exec {session}\n"
-        f"ClientAliveInterval {_ALIVE_S}\n"
+        f"DisableForwarding yes\nPermitUserRC no\nPidFile none\nStrictModes no\nForceCommand exec {session}\n"
+        f"ClientAliveInterval {_ALIVE_S}\nMaxStartups {_AT_ONCE}\n"
     )
     with suppress(KeyError):  # Without a name, sshd lets nobody in.
         server += f"AllowUsers {pwd.getpwuid(os.getuid()).pw_name}\n"
     client_side = (
         f"Host *\n  Port {PORT}\n  IdentityFile {folder}/id_ed25519\n  IdentitiesOnly yes\n  BatchMode yes\n"
         f"  UserKnownHostsFile {folder}/known_hosts\n  GlobalKnownHostsFile none\n"
-        f"  ServerAliveInterval {_ALIVE_S}\n"
+        f"  ServerAliveInterval {_ALIVE_S}\n  ConnectionAttempts {_TRIES}\n  ConnectTimeout {_TRY_S}\n"
     )
-    _write(folder / "sshd_config", server.encode())
-    _write(folder / "config", client_side.encode())
-    command = [shutil.which("ssh") or "/usr/bin/ssh", "-F", str(folder / "config"), "-o", "StrictHostKeyChecking=yes"]
-    _write(folder / "ssh", f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'.encode(), 0o700)
+    _write(fresh / "sshd_config", server.encode())
+    _write(fresh / "config", client_side.encode())
+    client_program = shutil.which("ssh")
+    command = [client_program or "", "-F", str(folder / "config"), "-o", "StrictHostKeyChecking=yes"]
+    line = f'exec {shlex.join(command)} "$@"' if client_program else f"echo {shlex.quote(_NO_CLIENT)} >&2; exit 127"
+    _write(fresh / "ssh", f"#!/bin/sh\n{line}\n".encode(), 0o700)
 
 
 def _private(key: Ed25519PrivateKey) -> bytes:
