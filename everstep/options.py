@@ -80,7 +80,11 @@ class Submission:
                      "store_secret")  # fmt: skip
             flags = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) != getattr(plain, name)]
             if flags:
-                raise BadInput(f"{', '.join(flags)}: only for Argo, and the target is local ({reason})")
+                cluster = "set ARGO_SERVER, or KUBECONFIG to a cluster with Argo"
+                there = "give --target argo" if reason == "--target local" else cluster
+                raise BadInput(
+                    f"{', '.join(flags)}: only for Argo, and the target is local ({reason}): run without, or {there}"
+                )
         elif self.env:
             raise BadInput(f"--env: only for local runs, and the target is argo ({reason}): templates name Secrets")
         elif not self.store.startswith("s3://"):

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -17,6 +18,7 @@ from everstep.convert.workflow import pipeline_of, workflow_of
 from everstep.steps.train.config import Config
 from everstep.steps.train.script import COMMAND
 from tests.convert.stand_ins import HEAD, JOBS, POD
+from tests.harness import ROOT
 
 EACH = sorted(JOBS.glob("*.yaml"))
 
@@ -60,6 +62,19 @@ def test_the_python_pipeline_has_the_same_task(path: Path) -> None:
     assert {name: value.lower() for name, value in arguments_written.items()} == {
         k: v.lower() for k, v in arguments_expected.items()
     }
+
+
+def test_an_image_for_the_python_pipeline_without_a_cluster_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "pipeline.py").write_text(pipeline_of(convert((JOBS / "elastic_job.yaml").read_text(), "f")))
+    variables = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "pipeline.py", "--image", "registry.example/train:1"]
+    ended = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == (
+        "python pipeline.py: --image: only for Argo, and the target is local (no ARGO_SERVER, no kube config): "
+        "run without, or set ARGO_SERVER, or KUBECONFIG to a cluster with Argo\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["pipeline.py"]
 
 
 def test_nothing_in_a_strangers_file_becomes_code_of_the_pipeline() -> None:

@@ -94,11 +94,52 @@ def test_a_job_barrier_is_what_its_role_waits_for_and_another_container_is_liste
     )
 
 
-def test_an_ssh_plugins_keys_are_told_of_and_a_framework_without_its_roles_is_listed() -> None:
+def commands_of(text: str) -> dict[str, list[str]]:
+    """By role, without what makes them outlive rounds."""
+    commands = json.loads(*shlex.split(convert(text, "f").arguments["script_args"]))
+    outlives = "python -m everstep.keep_running "
+    assert all(command.startswith(outlives) for command in commands.values())
+    return {role: shlex.split(command.removeprefix(outlives)) for role, command in commands.items()}
+
+
+def test_an_ssh_plugins_keys_are_those_of_the_launchers_ssh_and_of_the_server_in_place_of_sshd() -> None:
     text = (JOBS / "ai_training_job.yaml").read_text()
     assert "spec.plugin.ssh: the job's keys are in $EVERSTEP_SSH" in noted(text)
-    commands = json.loads(*shlex.split(convert(text, "f").arguments["script_args"]))
-    assert {command.partition(" /bin/bash")[0] for command in commands.values()} == {"python -m everstep.keep_running"}
+    assert "it run python -m everstep.ssh_server" not in noted(text)
+    commands, own = commands_of(text), "export PATH=$EVERSTEP_SSH:$PATH; "
+    assert commands["launcher"][:2] == ["/bin/bash", "-c"]
+    assert commands["launcher"][2].startswith(f"{own}export HOROVOD_GLOO_TIMEOUT_SECONDS=300 && horovodrun")
+    assert commands["trainer"] == ["python", "-m", "everstep.ssh_server"]
+    without = text.replace('plugin: {ssh: [""], discovery: [""]}', 'plugin: {discovery: [""]}')
+    assert commands_of(without)["trainer"] == ["/bin/bash", "-c", "/usr/sbin/sshd && sleep infinity"]
+    assert own not in commands_of(without)["launcher"][2]
+
+
+@pytest.mark.parametrize("command", ["[/usr/sbin/sshd, -D]", "[sh, -c, sshd; sleep inf]", "[bash, -c, sshd -D]"])
+def test_a_command_that_only_serves_ssh_is_replaced(command: str) -> None:
+    text = (JOBS / "ai_training_job.yaml").read_text()
+    text = text.replace("[/bin/bash, -c, /usr/sbin/sshd && sleep infinity]", command)
+    assert commands_of(text)["trainer"] == ["python", "-m", "everstep.ssh_server"]
+
+
+@pytest.mark.parametrize("command", ["[sh, -c, sshd && python prepare.py]", "[sleep, infinity]", "[sh, sshd]"])
+def test_a_command_that_does_more_than_serve_ssh_stays_and_is_listed(command: str) -> None:
+    text = (JOBS / "ai_training_job.yaml").read_text()
+    text = text.replace("[/bin/bash, -c, /usr/sbin/sshd && sleep infinity]", command)
+    assert commands_of(text)["trainer"][0] == command.strip("[").partition(",")[0]
+    assert "spec.replicaSpecs.trainer: its command starts more than sshd, or none: have it run python -m" in noted(text)
+
+
+def test_a_launcher_without_a_shell_gets_the_jobs_ssh_too() -> None:
+    text = (JOBS / "ai_training_job.yaml").read_text()
+    launched = re.sub(r"command: \[/bin/bash, -c, \"export.*", 'command: [horovodrun, -np, "2", python, a b.py]', text)
+    assert commands_of(launched)["launcher"] == [
+        "sh", "-c", 'export PATH=$EVERSTEP_SSH:$PATH; exec "$@"', "sh", "horovodrun", "-np", "2", "python", "a b.py",
+    ]  # fmt: skip
+
+
+def test_a_framework_without_its_roles_is_listed() -> None:
+    text = (JOBS / "ai_training_job.yaml").read_text()
     other = text.replace("frameworkType: horovod", "frameworkType: tensorflow")
     assert "spec.frameworkType: no counterpart for these roles" in noted(other)
     named = (

@@ -28,6 +28,8 @@ __all__ = ["python"]
 MACHINES = 5
 """The launcher's, and those of trainers: two at first."""
 ITERATIONS = 400
+SLOTS = 32
+"""Of one host, for a test of its logins."""
 TOKEN = "only nodes of this job know this"
 SCRIPT = Path(__file__).with_name("horovod_script.py")
 KEEP = [sys.executable, "-m", "everstep.keep_running"]
@@ -172,16 +174,37 @@ def test_workers_end_with_their_launcher(job: Job, python: Path) -> None:
     until(lambda: not set(workers) & {*job.workers(1), *job.workers(2)}, lambda: job.said())
 
 
-def test_a_host_of_another_job_is_not_logged_into_nor_lets_one_in(job: Job, python: Path) -> None:
+def launchers_folder(job: Job) -> str:
+    """The EVERSTEP_SSH of a launcher that does nothing until there is a file `end`, once it is in a round."""
     job.start(0, "launcher", [*KEEP, "sh", "-c", "while ! [ -e $0/end ]; do sleep 0.1; done", str(job.launcher.folder)])
+
+    def folders() -> set[str]:
+        words = (word for pid in job.network.processes(0) for word in _environment(pid))
+        return {word.partition("=")[2] for word in words if word.startswith("EVERSTEP_SSH=")}
+
+    until(folders, job.said)
+    (folder,) = folders()
+    return folder
+
+
+def test_logins_wait_for_a_server_that_starts_later_and_as_many_come_in_at_once_as_a_host_has_slots(job: Job) -> None:
+    late = f"while ! [ -e $0/serve ]; do sleep 0.1; done; exec {sys.executable} -m everstep.ssh_server"
+    job.start(1, "trainer", [*KEEP, "sh", "-c", late, str(job.launcher.folder)])
+    folder, said = launchers_folder(job), job.launcher.folder / "logins"
+    log_in = [*job.network.enter(0), f"{folder}/ssh", "-v", job.network.address(1), "echo in"]
+    with said.open("w") as file:
+        logins = [subprocess.Popen(log_in, stdout=subprocess.PIPE, stderr=file, text=True) for _ in range(SLOTS)]
+    until(lambda: said.read_text().count("Connection refused") >= SLOTS, said.read_text)
+    assert not job.network.reaches(2222, 0, 1)
+    (job.launcher.folder / "serve").touch()
+    assert [login.communicate()[0] for login in logins] == ["in\n"] * SLOTS, said.read_text()
+    (job.launcher.folder / "end").touch()
+
+
+def test_a_host_of_another_job_is_not_logged_into_nor_lets_one_in(job: Job) -> None:
     job.start(1, "trainer", SERVER)
+    folder = launchers_folder(job)
     until(lambda: job.network.reaches(2222, 0, 1), job.said)
-    (folder,) = {
-        word.partition("=")[2]
-        for pid in job.network.processes(0)
-        for word in _environment(pid)
-        if word.startswith("EVERSTEP_SSH=")
-    }
 
     def log_in(*options: str) -> subprocess.CompletedProcess[str]:
         command = [*job.network.enter(0), f"{folder}/ssh", *options, job.network.address(1), "echo in"]

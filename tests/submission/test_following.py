@@ -167,7 +167,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
         ([*ON_ARGO, "--watch", "--detach"], "give only one of them"),
         ([*ON_ARGO, "--detach", "--logs"], "--logs"),
         ([*ON_ARGO[:-1], "Not_A_Name"], "Not_A_Name"),
-        (["--target", "local", "--image", "x", "--detach"], "--detach, --image: only for Argo"),
+        (
+            ["--target", "local", "--image", "x", "--detach"],
+            "--detach, --image: only for Argo, and the target is local (--target local): run without, or give --target "
+            "argo",
+        ),
     ],
 )
 def test_what_cannot_be_submitted_is_one_line_and_nothing_is_sent(

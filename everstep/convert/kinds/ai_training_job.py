@@ -1,5 +1,6 @@
 """Baidu CCE's AITrainingJob (kongming.cce.baidubce.com/v1). The job spec has its fields by the same names."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +19,16 @@ _ROLE = {
 }  # fmt: skip
 _DISCOVERY = "/etc/edl/discover_hosts.sh"
 """Where its discovery plugin puts the script."""
+_OWN_SSH = "export PATH=$EVERSTEP_SSH:$PATH"
+_SERVER = ("python", "-m", "everstep.ssh_server")
+_SSHD = re.compile(r"\s*(/usr/sbin/)?sshd(\s+-D)?(\s*(&&|;)\s*sleep\s+(inf|infinity|\d+[smhd]?))?\s*")
+"""A command that does nothing but serve ssh."""
 _KEYS = (
-    "the job's keys are in $EVERSTEP_SSH: begin the launcher's command with export PATH=$EVERSTEP_SSH:$PATH, "
-    "and run python -m everstep.ssh_server instead of sshd"
+    f"the job's keys are in $EVERSTEP_SSH: the launcher's command begins with {_OWN_SSH}, {' '.join(_SERVER)} takes "
+    "the place of sshd, and the image needs openssh-client, openssh-server, and a name and a shell for the user of its "
+    "pods (1000 unless a securityContext says otherwise)"
 )
+_NO_SERVER = f"its command starts more than sshd, or none: have it run {' '.join(_SERVER)}"
 _KEEP_RUNNING = ("python", "-m", "everstep.keep_running")
 _BARRIER = "--barrier_roles="
 _JOB = {
@@ -39,6 +46,8 @@ def read(fields: Fields) -> SourceJob:
     policies |= _framework(fields, roles)
     roles_read = [_role(fields, name, roles) for name in roles]
     if policies.get("frameworkType") == Framework.HOROVOD:
+        if fields.has("spec", "plugin", "ssh"):
+            roles_read = [replace(role, pod=_with_own_keys(fields, role)) for role in roles_read]
         roles_read = [replace(role, pod=_outliving_rounds(role.pod)) for role in roles_read]
     if not tolerant:
         roles_read = [replace(role, policies={"restartPolicy": "Never", **role.policies}) for role in roles_read]
@@ -66,6 +75,22 @@ def _framework(fields: Fields, roles: list[str]) -> dict[str, Any]:
     if framework not in ("", Framework.PYTORCH):
         fields.note(f"no counterpart for these roles; nearest: {nearest(('frameworkType',))}", "spec", "frameworkType")
     return {}
+
+
+def _with_own_keys(fields: Fields, role: Role) -> Pod:
+    """With a command that uses the job's keys: the launcher's ssh, or the server of another role."""
+    shell = role.pod.command[:2] if role.pod.command[1:2] == ("-c",) and len(role.pod.command) > 2 else ()
+    text = role.pod.command[2] if shell else " ".join(role.pod.command)
+    if not text:
+        return role.pod
+    if role.name != LAUNCHER:
+        if not _SSHD.fullmatch(text):
+            fields.note(_NO_SERVER, "spec", "replicaSpecs", role.name)
+            return role.pod
+        return replace(role.pod, command=_SERVER)
+    if shell:
+        return replace(role.pod, command=(*shell, f"{_OWN_SSH}; {text}", *role.pod.command[3:]))
+    return replace(role.pod, command=("sh", "-c", f'{_OWN_SSH}; exec "$@"', "sh", *role.pod.command))
 
 
 def _outliving_rounds(pod: Pod) -> Pod:
