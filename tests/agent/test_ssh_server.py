@@ -1,4 +1,4 @@
-"""`python -m everstep.ssh_server` says in one line why it cannot serve; a login's processes end with it."""
+"""The job's ssh: its keys, client and server, each with one line about what is missing; how logins begin and end."""
 
 import itertools
 import os
@@ -9,10 +9,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from everstep.runtime.agent.frameworks import ssh, ssh_session
+from everstep.runtime.agent.frameworks import ssh, ssh_connection, ssh_session
 from tests.harness import wait_until
 
 NO_SSHD = "server._FOLDERS = ()"
@@ -156,6 +157,39 @@ def test_a_folder_in_which_nothing_may_be_run_is_refused_with_what_to_do(
     with pytest.raises(OSError, match=r"is mounted noexec.* give --tmpfs /dev/shm:exec"):
         ssh.write_keys(tmp_path / "ssh", "secret", "job")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_login_waits_for_a_server_that_starts_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    refusals = []
+    with ours, socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+
+        def begin(seconds: float) -> None:
+            refusals.append(seconds)
+            server.listen()
+
+        monkeypatch.setattr(ssh_connection.time, "sleep", begin)
+        monkeypatch.setattr(ssh_connection.sys, "stdout", SimpleNamespace(fileno=theirs.detach))
+        assert ssh_connection.main("127.0.0.1", str(server.getsockname()[1])) == 0
+        assert len(refusals) == 1
+        _, (passed_on,), _, _ = socket.recv_fds(ours, 1, 1)
+        with server.accept()[0] as accepted, socket.socket(fileno=passed_on) as connection:
+            accepted.sendall(b"SSH-2.0")
+            assert connection.recv(7) == b"SSH-2.0"
+            assert connection.gettimeout() is None
+
+
+def test_a_server_that_never_starts_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ssh_connection, "_WAIT_S", 0.0)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        assert ssh_connection.main("127.0.0.1", str(nobody.getsockname()[1])) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("everstep: no ssh server at 127.0.0.1, port ")
+    assert "let each of its nodes run python -m everstep.ssh_server" in line
 
 
 def test_all_that_a_login_runs_ends_with_the_process_of_the_server(tmp_path: Path) -> None:

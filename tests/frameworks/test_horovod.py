@@ -4,7 +4,6 @@ Its last release, 0.28.1 (2023), is built here for torch 1.12, which has wheels 
 needs C++17, which Horovod's build does not ask for.
 """
 
-import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import pytest
 
 from tests.docs.shell import follow, prepare
 from tests.frameworks.environments import Build, environment
+from tests.frameworks.horovod_losses import SCRIPT, losses_in
 from tests.harness import ROOT, TrainStep, wait_until
 from tests.job_roles import evict, flags, log_of, nodes_requested, rounds_broken, wait_for_line
 from tests.trained import Start
@@ -66,16 +66,14 @@ def python() -> Path:
 def train(trained: Start, python: Path, name: str, seconds: float) -> TrainStep:
     trainer = {"replicas": 3, "minReplicas": 1, "completePolicy": "None"}
     spec = {"frameworkType": "horovod", "replicaSpecs": {"launcher": {"replicas": 1}, "trainer": trainer}}
-    script = str(Path(__file__).with_name("horovod_script.py"))
-    launch = ["sh", "-c", LAUNCH, "launch", str(python.parent), script, str(ITERATIONS), str(seconds)]
+    launch = ["sh", "-c", LAUNCH, "launch", str(python.parent), str(SCRIPT), str(ITERATIONS), str(seconds)]
     commands = {"launcher": [*KEEP, *launch], "trainer": [*KEEP, "sleep", "infinity"]}
     return trained(name, flags=flags(spec, commands))
 
 
 def losses(step: TrainStep) -> dict[int, tuple[int, float]]:
-    """The ranks and the loss of each iteration, as rank 0 has written them last."""
-    matches = re.findall(r"iteration (\d+) ranks (\d+) loss ([\d.]+)", log_of(step, "launcher-0-0"))
-    return {int(iteration): (int(ranks), float(loss)) for iteration, ranks, loss in matches}
+    """The ranks and the loss of each iteration, so far."""
+    return losses_in(log_of(step, "launcher-0-0"))
 
 
 def horovodruns(step: TrainStep) -> list[int]:

@@ -7,7 +7,6 @@ files. As root, with openssh-server.
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from everstep.runtime.agent.ports import free_port
+from tests.frameworks.horovod_losses import SCRIPT, losses_alone, losses_in
 from tests.frameworks.test_horovod import python
 from tests.launch.launchers import EVERSTEP, Launcher, until
 from tests.launch.networks import INTERFACE, Network
@@ -31,7 +31,6 @@ ITERATIONS = 400
 SLOTS = 32
 """Of one host, for a test of its logins."""
 TOKEN = "only nodes of this job know this"
-SCRIPT = Path(__file__).with_name("horovod_script.py")
 KEEP = [sys.executable, "-m", "everstep.keep_running"]
 SERVER = [*KEEP, sys.executable, "-m", "everstep.ssh_server"]
 LAUNCH = f"""
@@ -76,9 +75,8 @@ class Job:
         return "\n".join(f"[{path.name}]\n{path.read_text()}" for path in files if path.suffix in (".out", ".err"))
 
     def losses(self) -> dict[int, tuple[int, float]]:
-        """The ranks and the loss of each iteration, as rank 0 has written them last."""
-        matches = re.findall(r"iteration (\d+) ranks (\d+) loss ([\d.]+)", self.said("machine0"))
-        return {int(iteration): (int(ranks), float(loss)) for iteration, ranks, loss in matches}
+        """The ranks and the loss of each iteration, so far."""
+        return losses_in(self.said("machine0"))
 
     def trains(self, ranks: int, beyond: int = 0) -> int:
         """Wait until so many ranks do iterations beyond that one; the newest."""
@@ -125,13 +123,6 @@ def job(tmp_path: Path) -> Iterator[Job]:
             network.close()
 
 
-def losses_alone(python: Path) -> list[float]:
-    """Those of one process."""
-    command = [str(python), str(SCRIPT), str(ITERATIONS), "0"]
-    alone = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return [float(loss) for loss in re.findall(r"loss ([\d.]+)", alone)]
-
-
 def test_workers_and_machines_come_and_go_and_the_losses_stay(job: Job, python: Path) -> None:
     job.launch(python, 1.0)
     for number in (1, 2):
@@ -155,7 +146,7 @@ def test_workers_and_machines_come_and_go_and_the_losses_stay(job: Job, python: 
     losses = job.losses()
     assert sorted(losses) == list(range(1, ITERATIONS + 1))
     assert {ranks for ranks, _ in losses.values()} == {2, 3}
-    assert [loss for _, loss in losses.values()] == pytest.approx(losses_alone(python), rel=1e-3)
+    assert [loss for _, loss in losses.values()] == pytest.approx(losses_alone(python, ITERATIONS), rel=1e-3)
     assert job.said().count("Accepted publickey") == 4
     assert TOKEN not in job.said()
     assert "PRIVATE KEY" not in job.said()
@@ -191,11 +182,11 @@ def test_logins_wait_for_a_server_that_starts_later_and_as_many_come_in_at_once_
     late = f"while ! [ -e $0/serve ]; do sleep 0.1; done; exec {sys.executable} -m everstep.ssh_server"
     job.start(1, "trainer", [*KEEP, "sh", "-c", late, str(job.launcher.folder)])
     folder, said = launchers_folder(job), job.launcher.folder / "logins"
-    log_in = [*job.network.enter(0), f"{folder}/ssh", "-v", job.network.address(1), "echo in"]
+    assert not job.network.reaches(2222, 0, 1)
+    log_in = [*job.network.enter(0), f"{folder}/ssh", job.network.address(1), "echo in"]
     with said.open("w") as file:
         logins = [subprocess.Popen(log_in, stdout=subprocess.PIPE, stderr=file, text=True) for _ in range(SLOTS)]
-    until(lambda: said.read_text().count("Connection refused") >= SLOTS, said.read_text)
-    assert not job.network.reaches(2222, 0, 1)
+    until(lambda: sum("ssh_connection" in " ".join(_words(pid)) for pid in job.network.processes(0)) == SLOTS, job.said)
     (job.launcher.folder / "serve").touch()
     assert [login.communicate()[0] for login in logins] == ["in\n"] * SLOTS, said.read_text()
     (job.launcher.folder / "end").touch()

@@ -22,9 +22,6 @@ PORT = 2222
 """Where the hosts' servers listen: one number for all."""
 _ALIVE_S = 15
 """A connection whose other side does not answer three times, so far apart, is over."""
-_TRIES, _TRY_S = 30, 5
-"""A launcher may be faster than a host's server, and gives up a host that it does not reach: ssh tries so often, a
-second apart, and each time waits so many seconds for an answer."""
 _AT_ONCE = 200
 """Logins that may begin at the same time, one for each slot of a host. By itself sshd refuses some beyond ten."""
 _NO_CLIENT = "everstep: there is no ssh to start processes on other hosts; install openssh-client in the image"
@@ -52,7 +49,7 @@ def _write_all(fresh: Path, folder: Path, token: str, job: str) -> None:
     _write(fresh / "ssh_host_ed25519_key", _private(host))
     _write(fresh / "authorized_keys", _public(client))
     _write(fresh / "known_hosts", b"* " + _public(host))
-    session = shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name("ssh_session.py"))])
+    session, connect = _own_program("ssh_session.py"), _own_program("ssh_connection.py")
     server = (
         f"Port {PORT}\nHostKey {folder}/ssh_host_ed25519_key\nAuthorizedKeysFile {folder}/authorized_keys\n"
         "AuthenticationMethods publickey\nPasswordAuthentication no\nKbdInteractiveAuthentication no\n"
@@ -64,7 +61,7 @@ def _write_all(fresh: Path, folder: Path, token: str, job: str) -> None:
     client_side = (
         f"Host *\n  Port {PORT}\n  IdentityFile {folder}/id_ed25519\n  IdentitiesOnly yes\n  BatchMode yes\n"
         f"  UserKnownHostsFile {folder}/known_hosts\n  GlobalKnownHostsFile none\n"
-        f"  ServerAliveInterval {_ALIVE_S}\n  ConnectionAttempts {_TRIES}\n  ConnectTimeout {_TRY_S}\n"
+        f"  ServerAliveInterval {_ALIVE_S}\n  ProxyCommand {connect} %h %p\n  ProxyUseFdpass yes\n"
     )
     _write(fresh / "sshd_config", server.encode())
     _write(fresh / "config", client_side.encode())
@@ -72,6 +69,11 @@ def _write_all(fresh: Path, folder: Path, token: str, job: str) -> None:
     command = [client_program or "", "-F", str(folder / "config"), "-o", "StrictHostKeyChecking=yes"]
     line = f'exec {shlex.join(command)} "$@"' if client_program else f"echo {shlex.quote(_NO_CLIENT)} >&2; exit 127"
     _write(fresh / "ssh", f"#!/bin/sh\n{line}\n".encode(), 0o700)
+
+
+def _own_program(name: str) -> str:
+    """The command of a program beside this one."""
+    return shlex.join([sys.executable, "-I", "-S", str(Path(__file__).with_name(name))])
 
 
 def _private(key: Ed25519PrivateKey) -> bytes:
