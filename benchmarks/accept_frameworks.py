@@ -142,6 +142,9 @@ OTHERS = {
     "Horovod 0.28.1 by ssh between machines: workers and machines come and go, the same losses": (
         "tests/frameworks/test_horovod_ssh.py",
     ),
+    "Horovod 0.28.1 by ssh between real pods: a converted AITrainingJob; one pod is deleted, the same losses": (
+        "tests/cluster/test_horovod.py",
+    ),
     "docs: Kubeflow, Volcano, AITrainingJob, torchrun: each page's example runs": ("tests/docs/test_origins.py",),
     "docs: Horovod, Lightning, Ray Train, DLRover: each page's example runs": (
         "tests/frameworks/test_horovod.py::of_the_page", f"{RELEASED}/test_lightning.py::of_the_page",
