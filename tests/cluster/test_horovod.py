@@ -71,9 +71,10 @@ def job(cluster: Cluster, python: Path, tmp_path: Path) -> Iterator[Training]:
     new_training = Training(cluster, "")
     arguments = convert(job_of(tmp_path, python), "job.yaml", images.HOST).arguments
     try:
-        new_training.submit(**{
+        texts = {
             name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in arguments.items()
-        })  # fmt: skip
+        }
+        new_training.submit(nodes="2", min_nodes="1", **texts)
         yield new_training
     finally:
         new_training.delete()
@@ -114,10 +115,10 @@ def test_a_converted_job_trains_by_ssh_between_pods_and_goes_on_with_the_same_lo
     assert len(machines) == NODES
     faults.pod_deleted(job)
     done = trains(job, 1, done)
-    done = trains(job, 2, done)
+    trains(job, 2, done)
+    assert lost_nodes(job.records()) == {"trainer-1-0"}
     (tmp_path / "hurry").touch()
     assert job.finish() == "Succeeded", job.last_words()
-    assert lost_nodes(job.records()) == {"trainer-1-0"}
     losses = losses_in(said(job, "launcher"))
     assert sorted(losses) == list(range(1, ITERATIONS + 1))
     assert [loss for _, loss in losses.values()] == pytest.approx(losses_alone(python, ITERATIONS), rel=1e-3)

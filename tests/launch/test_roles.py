@@ -1,8 +1,12 @@
 """A launched job with roles: each node says its own, and the job is what the spec says."""
 
+import os
 import random
 
+import pytest
+
 from everstep.runtime.agent.ports import free_port
+from everstep.runtime.exit_codes import ExitCode
 from tests.launch.launchers import EVERSTEP, Launcher
 
 SCRIPT = """
@@ -41,3 +45,21 @@ def test_a_wrong_spec_ends_with_exit_code_2_before_anything_is_written(launcher:
     )
     assert outcome.err.count("\n") == 1
     assert not list(launcher.tmp.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it mounts")
+def test_a_node_of_horovod_whose_shared_memory_runs_no_program_says_what_to_do(launcher: Launcher) -> None:
+    (launcher.folder / "roles.yaml").write_text(
+        "frameworkType: horovod\nreplicaSpecs:\n  launcher: {replicas: 1}\n  trainer: {replicas: 1}\n"
+    )
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port(random.Random())}"
+    as_docker = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o noexec none /dev/shm && exec "$@"', "sh"]
+    for role, before in (("trainer", []), ("launcher", as_docker)):
+        words = ("--job-spec=roles.yaml", f"--role={role}", endpoint, "--no-python", "sleep", "infinity")
+        launcher.start([*before, *EVERSTEP], *words, name=role)
+    outcome = launcher.wait_for_end(launcher.named["launcher"], "launcher")
+    assert outcome.code == ExitCode.TRY_AGAIN, outcome.err
+    (line,) = (line for line in outcome.err.splitlines() if "noexec" in line)
+    assert line.startswith("everstep: this node is done: /dev/shm/")
+    assert "is mounted noexec, and Horovod runs scripts from there; in docker run give --tmpfs /dev/shm:exec" in line
+    assert "Traceback" not in outcome.err
