@@ -30,7 +30,7 @@ from tests.harness import wait_until
 
 __all__ = ["python"]
 
-ITERATIONS, SECONDS = 1000, 0.5
+ITERATIONS, SECONDS = 400, 1.0
 """And how long each takes, until there is a file `hurry`."""
 SIZES = {"replicas: 3": "replicas: 2", "maxReplicas: 5": "maxReplicas: 2", "-np 3": "-np 2", "--max-np=5": "--max-np=2"}
 USER = "somebody:x:1000:1000::/tmp:/bin/sh\n"
