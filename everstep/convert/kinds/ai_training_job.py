@@ -79,8 +79,9 @@ def _framework(fields: Fields, roles: list[str]) -> dict[str, Any]:
 
 def _with_own_keys(fields: Fields, role: Role) -> Pod:
     """With a command that uses the job's keys: the launcher's ssh, or the server of another role."""
-    shell = role.pod.command[:2] if role.pod.command[1:2] == ("-c",) and len(role.pod.command) > 2 else ()
-    text = role.pod.command[2] if shell else " ".join(role.pod.command)
+    words = list(role.pod.command)
+    shell = words[:2] if len(words) > 2 and words[1] == "-c" else []
+    text = words[2] if shell else " ".join(words)
     if not text:
         return role.pod
     if role.name != LAUNCHER:
@@ -89,8 +90,8 @@ def _with_own_keys(fields: Fields, role: Role) -> Pod:
             return role.pod
         return replace(role.pod, command=_SERVER)
     if shell:
-        return replace(role.pod, command=(*shell, f"{_OWN_SSH}; {text}", *role.pod.command[3:]))
-    return replace(role.pod, command=("sh", "-c", f'{_OWN_SSH}; exec "$@"', "sh", *role.pod.command))
+        return replace(role.pod, command=(*shell, f"{_OWN_SSH}; {text}", *words[3:]))
+    return replace(role.pod, command=("sh", "-c", f'{_OWN_SSH}; exec "$@"', "sh", *words))
 
 
 def _outliving_rounds(pod: Pod) -> Pod:
