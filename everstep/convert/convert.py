@@ -10,11 +10,11 @@ from typing import Any
 from everstep.convert.field_reader import ConvertError, Fields, path_text
 from everstep.convert.gang import take_gang
 from everstep.convert.kinds import KINDS
-from everstep.convert.launcher import Launch, parse_launch, step_arguments
+from everstep.convert.launcher import Launch, parse_launch, patience_of, step_arguments
 from everstep.convert.nearest import nearest
 from everstep.convert.source import Pod, Role, SourceJob
 from everstep.runtime.job.spec_reader import SpecError, spec_of
-from everstep.runtime.workflow.manifest.yaml_source import ReadError, read_text
+from everstep.runtime.workflow.manifest.yaml_source import Document, ReadError, read_text
 from everstep.steps.train.config import Config
 from everstep.steps.train.script import COMMAND
 
@@ -40,14 +40,11 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     """`image`: that of the step, instead of the first role's. Raises ConvertError: no YAML, several documents, an
     unknown kind, a field that is wrong."""
     try:
-        documents = read_text(text, file)
+        document, others = _only_job(read_text(text, file), file)
     except ReadError as error:
         raise ConvertError(str(error)) from None
-    if len(documents) != 1:
-        raise ConvertError(f"{file}:1: {len(documents)} documents; give a file with one job")
-    if not isinstance(documents[0].value, dict):
-        raise ConvertError(f"{file}:1: not a mapping; give the manifest of a job")
-    fields = Fields(documents[0])
+    fields = Fields(document)
+    fields.notes += [f"{file}:{other.line(())}: {_title(other)}: left out; {_beside(other)}" for other in others]
     kind, version = fields.take(str, "kind"), fields.take(str, "apiVersion")
     if kind not in KINDS:
         raise fields.wrong(f"{kind} is not known; known are {', '.join(KINDS)}", "kind")
@@ -71,6 +68,32 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     if not image:
         more.append(f"{file}: image {pod.image}: it must have Everstep installed; or give your own with --image")
     return Conversion(job.name, arguments, replace(pod, image=image or pod.image), (*unmatched_fields, *more))
+
+
+def _only_job(documents: list[Document], file: str) -> tuple[Document, list[Document]]:
+    """(the job, the objects beside it). Raises ConvertError."""
+    jobs = [document for document in documents if _kind(document) in KINDS] if len(documents) > 1 else documents
+    if len(jobs) != 1:
+        raise ConvertError(f"{file}:1: {len(documents)} documents, of which {len(jobs)} are jobs; give a file with one")
+    if not isinstance(jobs[0].value, dict):
+        raise ConvertError(f"{file}:1: not a mapping; give the manifest of a job")
+    return jobs[0], [document for document in documents if document is not jobs[0]]
+
+
+def _kind(document: Document) -> str:
+    return str(document.value.get("kind")) if isinstance(document.value, dict) else ""
+
+
+def _title(document: Document) -> str:
+    metadata = document.value.get("metadata") if isinstance(document.value, dict) else None
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return " ".join(word for word in (_kind(document), str(name or "")) if word) or "a document"
+
+
+def _beside(other: Document) -> str:
+    if _kind(other) == "PodGroup":
+        return "nearest: --gang, which makes a group of --min-nodes nodes for the job"
+    return "create it as before"
 
 
 def _template(role: Role, image: str) -> dict[str, Any]:
@@ -106,10 +129,11 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
         raise fields.wrong(f"two of its roles are called {twice[0]}; give each a name of its own", "spec")
     launch = _launch_of(roles[0])
     if launch and launch.script and len({role.pod.command for role in roles}) == 1:
+        roles = [_as_its_shell_sets(role, launch) for role in roles]
         _take_script(launch, roles[0], arguments)
-        _take_flags(launch, arguments, file, notes)
+        _take_flags(launch, arguments, policies, file, notes)
     else:
-        _take_commands(roles, arguments, file, notes)
+        roles = _take_commands(roles, arguments, policies, file, notes)
     least, most = arguments.pop("min_nodes", None), arguments.pop("nodes", None)
     slots = arguments.pop("workers_per_node", None)
     if len(roles) == 1:
@@ -135,7 +159,19 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
 
 def _launch_of(role: Role) -> Launch | None:
     nodes = {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
-    return parse_launch(role.pod.command, {**nodes, "NUM_TRAINERS": str(role.slots)})
+    folder = str(role.pod.container.get("workingDir") or "")
+    return parse_launch(role.pod.command, {**nodes, "NUM_TRAINERS": str(role.slots)}, folder)
+
+
+def _as_its_shell_sets(role: Role, launch: Launch) -> Role:
+    """The role with the folder and the variables that the shell of its command begins with."""
+    container, start = dict(role.pod.container), launch.start
+    if start.folder:
+        container["workingDir"] = start.folder
+    if start.variables:
+        kept = [entry for entry in container.get("env", []) if entry.get("name") not in start.variables]
+        container["env"] = [*kept, *({"name": name, "value": value} for name, value in start.variables.items())]
+    return replace(role, pod=replace(role.pod, container=container))
 
 
 def _take_script(launch: Launch, role: Role, arguments: dict[str, Any]) -> None:
@@ -146,30 +182,40 @@ def _take_script(launch: Launch, role: Role, arguments: dict[str, Any]) -> None:
         arguments["script_args"] = shlex.join(launch.script_arguments)
 
 
-def _take_commands(roles: list[Role], arguments: dict[str, Any], file: str, notes: list[str]) -> None:
-    """Each role's workers run what its launcher would start, or its command unchanged."""
+def _take_commands(
+    roles: list[Role], arguments: dict[str, Any], policies: dict[str, Any], file: str, notes: list[str]
+) -> list[Role]:
+    """Each role's workers run what its launcher would start, or its command unchanged. Returns the roles."""
     commands: dict[str, str] = {}
+    taken: list[Role] = []
     for role in roles:
         launch = _launch_of(role)
         if launch and launch.has_launcher:
-            _take_flags(launch, arguments, file, notes)
+            _take_flags(launch, arguments, policies, file, notes)
             commands[role.name] = shlex.join(launch.program)
+            taken.append(_as_its_shell_sets(role, launch))
             continue
+        taken.append(role)
         commands[role.name] = shlex.join(role.pod.command)
         what = "each worker runs its command unchanged" if role.pod.command else _NO_COMMAND
         notes.append(f"{file}: {role.name}: {what}")
     arguments |= {"script": COMMAND, "script_args": shlex.quote(json.dumps(commands, ensure_ascii=False))}
+    return taken
 
 
-def _take_flags(launch: Launch, arguments: dict[str, Any], file: str, notes: list[str]) -> None:
-    """The launcher's flags are the step's."""
+def _take_flags(
+    launch: Launch, arguments: dict[str, Any], policies: dict[str, Any], file: str, notes: list[str]
+) -> None:
+    """The launcher's flags are the step's, its patience that of the job spec."""
     step, flags_left = step_arguments(launch.flags)
     arguments |= step
+    if patience := patience_of(launch.flags):
+        policies["patience"] = {**policies.get("patience", {}), **patience}
     for name, value in flags_left.items():
         nearest_flag = nearest((name,), "the train step's flags")
         notes.append(f"{file}: the launcher's --{name}={value}: no counterpart; nearest: {nearest_flag}")
-    if launch.before:
-        notes.append(f"{file}: the command's `{launch.before}` is left out; nearest: the image, or `env`")
+    for command in launch.start.others:
+        notes.append(f"{file}: the command's `{command}` is left out; nearest: the image, or `env`")
 
 
 def _job_spec(roles: list[Role], policies: dict[str, Any], fields: Fields) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 The train step's agent takes the launcher's place, so the launcher's flags become the step's arguments.
 """
 
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everstep.convert.field_reader import number_in
+from everstep.convert.shell import ShellStart, read_start
 
 _SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/bash")
 _LAUNCHERS = ("torchrun", "dlrover-run")
@@ -26,6 +28,11 @@ _COUNTS = {
 _BOX_PAIRS = re.compile(r"\d+:\d+( \d+:\d+)*")
 _SHELL_SYNTAX = re.compile(r"&&|\|\||[;|<>`]|\$\(")
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+_RENDEZVOUS = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port")
+"""Flags that say where the nodes meet, which the train step decides."""
+_CONF = "rdzv_conf"
+_PATIENCE = {"join_timeout": "joinTimeout", "last_call_timeout": "joinWindow"}
+"""Of the settings in `_CONF`, in the spelling of a job spec."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Launch:
     """Of one worker, without the launcher."""
     flags: dict[str, str] = field(default_factory=dict)
     """Of the launcher, with underscores; a switch is \"true\"."""
-    before: str = ""
+    start: ShellStart = field(default_factory=ShellStart)
     """What the shell does first, and the variables that it sets for the command alone."""
     has_launcher: bool = False
     """torchrun or dlrover-run starts it, not Python."""
@@ -53,32 +60,37 @@ class Launch:
         return self.program[2:]
 
 
-def parse_launch(command: Sequence[str], variables: Mapping[str, str]) -> Launch | None:
+def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: str = "") -> Launch | None:
     """What a launcher or Python starts; None if the command is something else: a server, a module, a shell script.
 
-    `variables` are those that the job's system sets, such as NODE_NUM.
+    `variables` are those that the job's system sets, such as NODE_NUM. The command begins in `folder`; empty: not
+    known.
     """
-    words, before = list(command), ""
+    words, earlier = list(command), list[str]()
     if len(words) >= 3 and words[0] in _SHELLS and words[1].startswith("-") and words[1].endswith("c"):
         *earlier, last = re.split(r"\s&&\s", " ".join(words[2].replace("\\\n", " ").split()))
-        before = " && ".join(earlier)
         if _SHELL_SYNTAX.search(last):
             return None
         try:
             words = shlex.split(last)
         except ValueError:
             return None
+    of_command: list[str] = []
     while words and re.fullmatch(r"\w+=.*", words[0]):
-        before = " && ".join((*([before] if before else []), words[0]))
-        words = words[1:]
-    words = [_VARIABLE.sub(lambda match: variables.get(match.group(1), match.group()), word) for word in words]
+        of_command.append(words.pop(0))
+
+    def fill_in(text: str) -> str:
+        return _VARIABLE.sub(lambda match: variables.get(match.group(1), match.group()), text)
+
+    words = [fill_in(word) for word in words]
     has_launcher, rest = _after_launcher(words)
     flags, rest = _split_flags(rest)
     if not rest:
         return None
     python = () if _NO_PYTHON in flags else ("python", "-m") if flags.keys() & set(_MODULE) else ("python",)
     flags = {name: value for name, value in flags.items() if name not in (*_MODULE, _NO_PYTHON)}
-    launch = Launch((*python, *rest), flags, before, has_launcher)
+    start = read_start([fill_in(text) for text in earlier], [fill_in(text) for text in of_command], folder)
+    launch = Launch((*python, *rest), flags, start, has_launcher)
     return launch if has_launcher or launch.script else None
 
 
@@ -127,6 +139,30 @@ def step_arguments(flags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, 
             arguments[name] = True
         elif name == "box_pairs" and _BOX_PAIRS.fullmatch(value):
             arguments[name] = value
-        elif name not in ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port"):
-            flags_left[name] = value
+        elif name not in _RENDEZVOUS and (left := _without_patience(value) if name == _CONF else value):
+            flags_left[name] = left
     return arguments, flags_left
+
+
+def patience_of(flags: Mapping[str, str]) -> dict[str, float]:
+    """What a launcher's rendezvous settings say about a job spec's `patience`."""
+    pairs = [pair.partition("=") for pair in _conf_pairs(flags.get(_CONF, ""))]
+    return {_PATIENCE[key.strip()]: seconds for key, _, text in pairs if (seconds := _patience_s(key, text))}
+
+
+def _without_patience(conf: str) -> str:
+    """The settings that `patience_of` does not take."""
+    return ",".join(pair for pair in _conf_pairs(conf) if not _patience_s(*pair.partition("=")[::2]))
+
+
+def _conf_pairs(conf: str) -> list[str]:
+    return [pair.strip() for pair in conf.split(",") if pair.strip()]
+
+
+def _patience_s(key: str, text: str) -> float:
+    """0: none, or not a number above 0."""
+    try:
+        seconds = float(text) if key.strip() in _PATIENCE else 0.0
+    except ValueError:
+        return 0.0
+    return seconds if 0 < seconds < math.inf else 0.0

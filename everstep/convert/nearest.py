@@ -41,7 +41,7 @@ _NEAREST = {
     "livenessProbe": "hang in a job spec",
     "ports": "not needed: pods of a job reach each other",
     "rdzvConf": "joinWindow and joinTimeout in a job spec's patience",
-    "rdzv_conf": "joinWindow and joinTimeout in a job spec's patience",
+    "rdzv_conf": "a job spec's patience; a node without a place in a round waits, as long as it takes",
     "managedBy": "the controller's instance id",
 }
 

@@ -89,6 +89,28 @@ def test_nothing_in_a_strangers_file_becomes_code_of_the_pipeline() -> None:
         convert(text.replace("name: fine-tuning", f"name: {planted}", 1), "f")
 
 
+GROUP = """\
+apiVersion: scheduling.sigs.k8s.io/v1alpha1
+kind: PodGroup
+metadata: {name: gang}
+spec: {minMember: 4}
+---
+"""
+
+
+def test_of_several_documents_the_only_job_is_converted_and_the_others_are_listed() -> None:
+    job = (JOBS / "elastic_job.yaml").read_text()
+    conversion = convert(f"{GROUP}{job}---\nkind: ConfigMap\n", "f")
+    assert conversion.arguments == convert(job, "f").arguments
+    line = (GROUP + job).count("\n") + 2
+    assert "f:1: PodGroup gang: left out; nearest: --gang, which makes a group" in "\n".join(conversion.notes)
+    assert f"f:{line}: ConfigMap: left out; create it as before" in conversion.notes
+    for text, said in ((f"{job}---\n{job}", "f:1: 2 documents, of which 2 are jobs; give a file with one"),
+                       (f"{GROUP}kind: ConfigMap", "f:1: 2 documents, of which 0 are jobs")):  # fmt: skip
+        with pytest.raises(ConvertError, match=said):
+            convert(text, "f")
+
+
 def test_a_launchers_flags_become_the_steps_arguments() -> None:
     assert arguments_of("elastic_job") == {
         "gang": "koordinator", "max_relaunches": 3, "network_check": True, "exclude_straggler": True, "max_restarts": 1,
@@ -293,7 +315,7 @@ def test_what_has_no_counterpart_is_listed_with_its_line_and_the_nearest(capsys:
     [
         ("a: [1}", "f:1: not YAML"),
         ("- 1", "f:1: not a mapping"),
-        ("", "f:1: 0 documents"),
+        ("", "f:1: 0 documents, of which 0 are jobs"),
         ("kind: Deployment\napiVersion: apps/v1", "f:1: kind: Deployment is not known; known are ElasticJob"),
         ("kind: Job\napiVersion: batch/v1", "f:2: apiVersion: batch/v1 is not known for Job; known is batch.v"),
         ("kind: PyTorchJob\napiVersion: kubeflow.org/v9", "f:2: apiVersion: kubeflow.org/v9 is not known"),
@@ -326,6 +348,17 @@ def test_a_policy_that_the_job_spec_refuses_is_named_by_the_line_of_the_source()
     line = text[: text.index("Rack")].count("\n") + 1
     with pytest.raises(ConvertError, match=rf"f:{line}: spec\.replicaSpecs\.launcher\.restartScope: 'Rack' is not"):
         convert(text, "f")
+
+
+def test_nothing_in_a_strangers_file_acts_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = (JOBS / "elastic_job.yaml").read_text()
+    planted = job.replace('"dlrover-run', r'"echo \e]0;planted\a && dlrover-run')
+    assert planted != job
+    (file := tmp_path / "job.yaml").write_text(planted)
+    assert main(["convert", str(file)]) == 0
+    said = capsys.readouterr().err
+    assert r"the command's `echo \x1b]0;planted\x07` is left out" in said
+    assert "\x1b" not in said
 
 
 def test_bad_input_ends_the_command_with_2_and_prints_nothing(

@@ -63,7 +63,50 @@ def test_no_worker_starts_a_launcher_where_roles_have_each_their_own() -> None:
     assert conversion.arguments["max_restarts"] == 2
 
 
-def test_what_the_shell_does_before_the_launcher_is_known() -> None:
-    launch = parse_launch(["sh", "-c", "cd /w && A=1 B=2 torchrun a.py"], {})
+@pytest.mark.parametrize(
+    ("line", "folder", "variables", "others"),
+    [
+        ("cd /w && A=1 B=2 torchrun a.py", "/w", {"A": "1", "B": "2"}, ()),
+        ("cd /w && cd ../v && torchrun a.py", "/v", {}, ()),
+        ("cd w && torchrun a.py", "", {}, ("cd w",)),
+        ("export A='1 2' B= && export C=$D && torchrun a.py", "", {"A": "1 2", "B": ""}, ("export C=$D",)),
+        ("export A=$NODE_NUM && torchrun a.py", "", {"A": "4"}, ()),
+        ("NODE_RANK=$RANK DLROVER_MASTER_ADDR=$MASTER_ADDR:$MASTER_PORT dlrover-run a.py", "", {}, ()),
+        ("(bash chaos.sh cpu-overload &) && cd /w && dlrover-run a.py", "/w", {}, ("(bash chaos.sh cpu-overload &)",)),
+        ("pip install x; export A=1 && torchrun a.py", "", {}, ("pip install x; export A=1",)),
+    ],
+)  # fmt: skip
+def test_what_the_shell_does_first(line: str, folder: str, variables: dict[str, str], others: tuple[str, ...]) -> None:
+    launch = parse_launch(["sh", "-c", line], {"NODE_NUM": "4"})
     assert launch
-    assert launch.before == "cd /w && A=1 && B=2"
+    start = launch.start
+    assert (launch.script, start.folder, dict(start.variables), start.others) == ("a.py", folder, variables, others)
+
+
+def test_its_folder_and_variables_are_the_pods_and_the_rest_is_listed() -> None:
+    line = "pip install x && cd src && export A=1 && B=2 torchrun t.py"
+    command = POD.replace("[python, t.py]", json.dumps(["bash", "-c", line]))
+    pod = command.replace("image: i,", "image: i, workingDir: /w, env: [{name: A, value: old}, {name: C, value: c}],")
+    conversion = convert(f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}", "f")
+    assert conversion.arguments["script"] == "/w/src/t.py"
+    template = conversion.arguments["job_spec"]["replicaSpecs"]["worker"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert container == {
+        "workingDir": "/w/src",
+        "env": [{"name": name, "value": value} for name, value in (("C", "c"), ("A", "1"), ("B", "2"))],
+    }
+    assert "f: the command's `pip install x` is left out; nearest: the image, or `env`" in conversion.notes
+
+
+def test_a_launchers_patience_is_that_of_the_job_and_the_rest_is_listed() -> None:
+    conf = "last_call_timeout=5, join_timeout=90,pend_timeout=600,is_host=1"
+    pod = POD.replace("[python, t.py]", json.dumps(["torchrun", f"--rdzv-conf={conf}", "t.py"]))
+    conversion = convert(f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}", "f")
+    assert conversion.arguments["job_spec"]["patience"] == {"joinWindow": 5, "joinTimeout": 90}
+    assert [note.partition(": no counterpart")[0] for note in conversion.notes if "rdzv_conf" in note] == [
+        "f: the launcher's --rdzv_conf=pend_timeout=600,is_host=1"
+    ]
+    never = POD.replace("[python, t.py]", json.dumps(["torchrun", "--rdzv-conf=join_timeout=nan", "t.py"]))
+    conversion = convert(f"{HEAD}  replicaSpecs: {{worker: {{{never}}}}}", "f")
+    assert "job_spec" not in conversion.arguments
+    assert "--rdzv_conf=join_timeout=nan: no counterpart" in "\n".join(conversion.notes)
