@@ -24,6 +24,7 @@ def manifest_for_cluster(manifest: dict[str, Any], name: str, namespace: str, ho
         image=how.image,
         service_account=how.service_account,
         pull_secrets=how.image_pull_secret,
+        pull_policy=how.image_pull_policy,
         store_secret=how.store_secret,
         instance=os.environ.get("ARGO_INSTANCEID", ""),
     )

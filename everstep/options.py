@@ -7,6 +7,9 @@ from typing import Annotated, Literal
 from everstep.errors import BadInput
 from everstep.flags import Flag
 
+PullPolicy = Literal["", "Always", "IfNotPresent", "Never"]
+"""imagePullPolicy of Kubernetes; empty: it chooses."""
+
 
 @dataclass(frozen=True)
 class Submission:
@@ -50,6 +53,8 @@ class Submission:
     here."""
     image_pull_secret: tuple[str, ...] = ()
     """Argo: Secret with the registry's credentials; may be given several times."""
+    image_pull_policy: PullPolicy = ""
+    """Argo: when nodes pull the image of the steps; empty: with the tag latest always, else if they lack it."""
     store_secret: str = "everstep-store"
     """Argo: Secret with the store's AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY (AWS_REGION,
     AWS_SESSION_TOKEN); empty: the pods get these variables by other means."""
@@ -77,7 +82,7 @@ class Submission:
         if target == "local":
             plain = Submission()
             names = ("watch", "detach", "logs", "namespace", "service_account", "image", "code", "image_pull_secret",
-                     "store_secret")  # fmt: skip
+                     "image_pull_policy", "store_secret")  # fmt: skip
             flags = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name) != getattr(plain, name)]
             if flags:
                 cluster = "set ARGO_SERVER, or KUBECONFIG to a cluster with Argo"

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from everstep.flags import Flag, add_action
+from everstep.options import PullPolicy
 from everstep.version import IMAGE
 
 HEAD = """\
@@ -25,6 +26,8 @@ class Templates:
     """Account of the pods; with more rights: NAME-train, NAME-spark."""
     store_secret: Annotated[str, Flag(metavar="NAME")] = "everstep-store"
     """Secret with the store's AWS_* variables; empty: the pods get them by other means."""
+    image_pull_policy: PullPolicy = ""
+    """When nodes pull the image; empty: with the tag latest always, else if they lack it."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +43,9 @@ def run(flags: Templates) -> int:
     from everstep.runtime.submission.manifest import ClusterOptions, fit_templates
     from everstep.steps.reuse import workflow_templates
 
-    options = ClusterOptions(flags.image, flags.service_account, store_secret=flags.store_secret)
+    options = ClusterOptions(
+        flags.image, flags.service_account, store_secret=flags.store_secret, pull_policy=flags.image_pull_policy
+    )
     templates = workflow_templates()
     for template in templates:
         fit_templates(template["spec"], options, IMAGE)

@@ -57,6 +57,8 @@ class ClusterOptions:
     """Secret with the store's variables; "": the pods have them by other means."""
     instance: str = ""
     """Which of several controllers is meant."""
+    pull_policy: str = ""
+    """imagePullPolicy of Everstep's own steps; "": Kubernetes chooses it."""
 
 
 def for_argo(
@@ -148,6 +150,8 @@ def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: s
         )
     for container in own:
         container["image"] = options.image
+        if options.pull_policy:
+            container["imagePullPolicy"] = options.pull_policy
         credentials = _credential_variables(options.store_secret) if options.store_secret else ()
         container["env"] = [*container.get("env", ()), dict(OWN_POD), *credentials]
     for template in templates:

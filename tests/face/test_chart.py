@@ -80,6 +80,15 @@ def test_image_registry_and_secrets_go_where_the_pods_are() -> None:
     assert objects["Secret", "keys"]["stringData"] == {"AWS_REGION": "x"}
 
 
+def test_the_pull_policy_is_that_of_every_step_and_left_to_kubernetes_if_not_given() -> None:
+    def policies(**values: Any) -> set[str | None]:
+        steps = [object_ for (kind, _), object_ in render_chart(**values).items() if kind == "WorkflowTemplate"]
+        return {step["spec"]["templates"][0]["container"].get("imagePullPolicy") for step in steps}
+
+    assert policies() == {None}
+    assert policies(registry="r.example", image={"pullPolicy": "Always"}) == {"Always"}
+
+
 def test_priority_classes_are_made_in_their_order_when_they_are_named() -> None:
     objects = render_chart(priorityClasses={"name": "training", "value": -50})
     values = {name: object_["value"] for (kind, name), object_ in objects.items() if kind == "PriorityClass"}

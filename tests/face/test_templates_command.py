@@ -56,6 +56,15 @@ def test_image_account_and_secret_are_the_ones_given(capsys: pytest.CaptureFixtu
     assert "everstep-store" not in text
 
 
+def test_the_pull_policy_is_the_one_given(capsys: pytest.CaptureFixture[str]) -> None:
+    for manifest in yaml.safe_load_all(rendered_templates(capsys, "--image-pull-policy", "Always")):
+        (template,) = manifest["spec"]["templates"]
+        assert template["container"]["imagePullPolicy"] == "Always"
+    with pytest.raises(SystemExit) as ended:
+        main(["templates", "--image-pull-policy", "Sometimes"])
+    assert ended.value.code == 2
+
+
 def test_each_needs_of_its_caller_only_what_it_is_given(capsys: pytest.CaptureFixture[str]) -> None:
     """A variable `workflow.parameters.*` or `workflow.status` would be refused in a workflow that has it not."""
     for manifest in yaml.safe_load_all(rendered_templates(capsys, "--store-secret", "")):

@@ -264,11 +264,11 @@ def test_only_everstep_steps_get_the_image_and_the_stores_secret_and_no_secret_i
     ours = {"name": "a", "container": {"image": "everstep:0", "command": ["python"]}}
     theirs = {"name": "b", "container": {"image": "busybox:1", "command": ["true"]}}
     source = {"metadata": {"generateName": "x-"}, "spec": {"entrypoint": "a", "templates": [ours, theirs]}}
-    options = ClusterOptions("registry/everstep:1", "runner", ("pull",), "store-secret", "two")
+    options = ClusterOptions("registry/everstep:1", "runner", ("pull",), "store-secret", "two", "Never")
     manifest_made = for_argo(source, "x-1", "ml", options, "everstep:0")
     container = manifest_made["spec"]["templates"][0]["container"]
     variables = {entry["name"]: entry for entry in container["env"]}
-    assert container["image"] == "registry/everstep:1"
+    assert (container["image"], container["imagePullPolicy"]) == ("registry/everstep:1", "Never")
     assert variables["AWS_SECRET_ACCESS_KEY"] == {
         "name": "AWS_SECRET_ACCESS_KEY",
         "valueFrom": {"secretKeyRef": {"name": "store-secret", "key": "AWS_SECRET_ACCESS_KEY"}},
