@@ -260,7 +260,8 @@ def _apply_hang_explained(state: State, record: HangExplained) -> State:
     if state.hang is None or record.round != state.hang.round:
         raise UnlistedTransition(f"HangExplained in round {record.round}, but it is not hanging")
     hang = replace(state.hang, explanation=record.detail)
-    return replace(state, hang=hang, reason=f"round {record.round} hangs: {record.detail}")
+    times = {**state.hang_times, **dict.fromkeys(record.ranks or (-1,), record.time)}
+    return replace(state, hang=hang, hang_times=times, reason=f"round {record.round} hangs: {record.detail}")
 
 
 def _apply_hang(state: State, record: HangSeen | HangOver) -> State:

@@ -66,6 +66,8 @@ class State(msgspec.Struct, frozen=True):
     """Members per role that finished this round, including those lost since."""
     hang: HangSeen | None = None
     """Set while all ranks of the running round stand still."""
+    hang_times: dict[int, float] = {}
+    """When the newest hang was explained for which that rank kept the others waiting; -1: no rank in particular."""
     slow: tuple[SlowSeen, ...] = ()
     """The slow nodes that were seen in the running round."""
     slow_replaced: frozenset[tuple[str, int]] = frozenset()

@@ -59,6 +59,9 @@ FAMILIES = (
            "the mean over its newest window.", ("node", "role", "host", "rank"), "seconds"),
     Family("everstep_rank_waiting_ratio", "gauge", "Share of its newest window that a rank waited in collectives.",
            ("node", "role", "host", "rank"), "ratio"),
+    Family("everstep_hung", "gauge", "1 while all ranks of the running round stand still, else 0."),
+    Family("everstep_hang_timestamp_seconds", "gauge", "Unix time of the newest hang in which a rank kept the others "
+           "waiting; an empty rank if none in particular did. 0: never.", ("rank",), "seconds"),
     Family("everstep_requests_refused", "counter", "Requests that this master has refused.", ("reason",)),
 )  # fmt: skip
 """Every metric, in the order in which they are written."""
@@ -132,6 +135,10 @@ class Metrics:
             "everstep_node_heartbeat_timestamp_seconds": [(labels, at) for labels, at, _ in beats],
             "everstep_rank_own_seconds": [(labels, pace.own_s) for labels, pace in paces],
             "everstep_rank_waiting_ratio": [(labels, pace.waited) for labels, pace in paces],
+            "everstep_hung": [((), float(state.hang is not None))],
+            "everstep_hang_timestamp_seconds": [
+                (("" if rank < 0 else str(rank),), at) for rank, at in ({-1: 0.0} | state.hang_times).items()
+            ],
             "everstep_requests_refused": [((reason,), count) for reason, count in refusal_counts.items()],
         }
 

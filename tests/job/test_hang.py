@@ -218,6 +218,7 @@ def test_the_rank_that_keeps_the_others_waiting_is_in_the_journal_before_the_rou
     assert (explained.ranks, explained.detail) == ((1,), "rank 1 of 2 never entered all_reduce #7; it is in f (a.py:1)")
     assert isinstance(broken, RoundBroken)
     assert explained.detail in broken.detail
+    assert world.state.hang_times == {1: explained.time}, "it stays known after the round"
 
 
 def report_blocked(world: World, blocked_s: float, awaits: bool) -> None:

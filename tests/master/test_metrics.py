@@ -2,7 +2,9 @@
 
 import asyncio
 
+from everstep.runtime.job.records import HangSeen
 from everstep.runtime.job.spec import JobSpec, RoleSpec
+from everstep.runtime.job.state import State
 from everstep.runtime.master.endpoints import Reply
 from everstep.runtime.master.metrics import CONTENT_TYPE, FAMILIES, Metrics
 from everstep.runtime.protocol.messages import Heartbeat
@@ -44,6 +46,18 @@ def test_metrics_of_all_nodes_are_openmetrics() -> None:
     rank = '{node="worker-0-0",role="worker",host="h",rank="0"}'
     assert f"everstep_rank_own_seconds{rank} 1.5\n" in text
     assert f"everstep_rank_waiting_ratio{rank} 0.25\n" in text
+
+
+def test_the_rank_that_kept_the_others_waiting_is_named_with_the_time_of_the_hang() -> None:
+    def text(state: State) -> str:
+        return Metrics().text(state, JobSpec("j", {"worker": RoleSpec(2, 1)}, hosts=""), {}).decode()
+
+    calm = text(State())
+    assert "everstep_hung 0\n" in calm
+    assert 'everstep_hang_timestamp_seconds{rank=""} 0\n' in calm
+    hung = text(State(hang=HangSeen(time=90.0, round=1, still_s=60.0), hang_times={1: 91.5}))
+    assert "everstep_hung 1\n" in hung
+    assert 'everstep_hang_timestamp_seconds{rank="1"} 91.5\n' in hung
 
 
 def test_metrics_need_the_jobs_token() -> None:

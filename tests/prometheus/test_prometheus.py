@@ -49,6 +49,7 @@ tests:
   - interval: 1m
     input_series:
       - {{series: 'everstep_node_still_seconds{{instance="m", node="a", role="w", host="h"}}', values: '0+60x30'}}
+      - {{series: 'everstep_hang_timestamp_seconds{{instance="m", rank="1"}}', values: '600x30'}}
       - {{series: 'everstep_node_pace_seconds{{instance="m", node="a", role="w", host="h"}}', values: '1x30'}}
       - {{series: 'everstep_node_pace_seconds{{instance="m", node="b", role="w", host="h"}}', values: '1x30'}}
       - {{series: 'everstep_node_pace_seconds{{instance="m", node="c", role="w", host="h"}}', values: '2x30'}}
@@ -61,7 +62,7 @@ tests:
 
 
 def test_each_alert_fires_when_its_time_has_come(programs: Path, tmp_path: Path) -> None:
-    names = ("EverstepMasterDown", "EverstepNodesMissing", "EverstepSlowNode",
+    names = ("EverstepHung", "EverstepMasterDown", "EverstepNodesMissing", "EverstepSlowNode",
              "EverstepStandsStill")  # fmt: skip
     firing = ", ".join(f"{{labels: '{{alertname=\"{name}\"}}', value: 1}}" for name in names)
     (tmp_path / "cases.yaml").write_text(CASES.format(rules=METRICS / "alerts.yaml", firing=firing))
