@@ -32,8 +32,9 @@ class Chaos:
     """A run, and its train step if it has several."""
     kind: str = "crash"
     """What happens: crash, fork-server, node, preempt, freeze, slow, oom, memory, cpu, clock, slow-disk, resize,
-    master, store, disk or everything; on a cluster: crash, fork-server, node, preempt, evict, container, slow, cpu,
-    clock, resize, master, everything, cordon, taint; with --chaosblade: preempt, fork-server, cpu, memory, network."""
+    master, store, disk or everything; on a cluster: crash, fork-server, node, preempt, evict, container, slow, oom,
+    memory, cpu, clock, resize, master, everything, cordon, taint; with --chaosblade: preempt, fork-server, cpu, memory,
+    network."""
     node: str = ""
     """The node that it hits; empty: a random one of those that train."""
     seconds: float = 10.0

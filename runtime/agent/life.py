@@ -22,6 +22,7 @@ from everstep.runtime.agent.dependencies import AgentStatus, Dependencies, Endin
 from everstep.runtime.agent.device_watch import DeviceWatch
 from everstep.runtime.agent.directives import Directives
 from everstep.runtime.agent.fault_reports import FaultReports
+from everstep.runtime.agent.host_watch import HostWatch
 from everstep.runtime.agent.keeper_reports import KeeperReports
 from everstep.runtime.agent.last_state import LastState
 from everstep.runtime.agent.master_dialogue import MasterDialogue
@@ -108,6 +109,7 @@ class AgentLifecycle:
             else None
         )
         self._devices = DeviceWatch(machine_devices(os.environ), lambda line: self._sender.add(line), dependencies.note)
+        self._host = HostWatch(os.getpid(), lambda line: self._sender.add(line))
         self._paces = PaceWatch(boards.of_running, time.monotonic, self._devices.lowered)
         self._shown = ShownIterations(boards.unreported, lambda shown: self._sender.add_shown(shown))
         self._spare_keeper = SpareKeeper(
@@ -155,6 +157,7 @@ class AgentLifecycle:
             self._paces.run,
             self._shown.run,
             self._devices.run,
+            self._host.run,
             self._background.wait_for_failure,
         ]
         parts += [self._master_watch.run] if self._master_watch else []

@@ -14,6 +14,7 @@ from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.job.state import State
 from everstep.runtime.master.telemetry import count_iterations
 from everstep.runtime.protocol.messages import Heartbeat
+from everstep.runtime.watch.host_use import KIND as HOST
 from everstep.runtime.watch.slow_ranks import Pace
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -55,6 +56,10 @@ FAMILIES = (
            ("node", "role", "host"), "seconds"),
     Family("everstep_node_heartbeat_timestamp_seconds", "gauge", "Unix time of each node's last heartbeat.",
            ("node", "role", "host"), "seconds"),
+    Family("everstep_node_cpu_cores", "gauge", "Cores that each node's processes use, every 30 s.",
+           ("node", "role", "host"), "cores"),
+    Family("everstep_node_memory_bytes", "gauge", "Memory of each node's processes, every 30 s: their own pages and "
+           "shared memory, without files.", ("node", "role", "host"), "bytes"),
     Family("everstep_rank_own_seconds", "gauge", "Seconds of an iteration in which a rank does not wait for others: "
            "the mean over its newest window.", ("node", "role", "host", "rank"), "seconds"),
     Family("everstep_rank_waiting_ratio", "gauge", "Share of its newest window that a rank waited in collectives.",
@@ -79,6 +84,7 @@ class Metrics:
         self._loss: float | None = None
         self._beats: dict[str, tuple[float, Heartbeat]] = {}
         self._paces: dict[str, tuple[Pace, ...]] = {}
+        self._hosts: dict[str, tuple[float, float]] = {}
 
     def on_heartbeat(self, beat: Heartbeat, now: float) -> None:
         """Take in a heartbeat, and rank 0's iterations in its telemetry."""
@@ -86,6 +92,8 @@ class Metrics:
         if beat.paces:
             self._paces[beat.node] = beat.paces
         for line in beat.telemetry:
+            if line.get("kind") == HOST:
+                self._hosts[beat.node] = _number(line.get("cores")), _number(line.get("memory_bytes"))
             if line.get("kind") not in (None, "iteration") or line.get("rank") or "iteration" not in line:
                 continue
             seconds = max(_number(line.get("seconds")), 0.0)
@@ -135,6 +143,8 @@ class Metrics:
             "everstep_node_heartbeat_timestamp_seconds": [(labels, at) for labels, at, _ in beats],
             "everstep_rank_own_seconds": [(labels, pace.own_s) for labels, pace in paces],
             "everstep_rank_waiting_ratio": [(labels, pace.waited) for labels, pace in paces],
+            "everstep_node_cpu_cores": [(nodes[name], use[0]) for name, use in self._hosts.items() if name in nodes],
+            "everstep_node_memory_bytes": [(nodes[name], use[1]) for name, use in self._hosts.items() if name in nodes],
             "everstep_hung": [((), float(state.hang is not None))],
             "everstep_hang_timestamp_seconds": [
                 (("" if rank < 0 else str(rank),), at) for rank, at in ({-1: 0.0} | state.hang_times).items()

@@ -14,6 +14,8 @@ from typing import Any
 
 from everstep.runtime.protocol.messages import Heartbeat
 from everstep.runtime.store import NoSuchKey, Store, StoreError
+from everstep.runtime.watch.host_use import KIND as HOST
+from everstep.runtime.watch.host_use import HostUses
 
 VERSION = 1
 UNPACKED_OBJECTS = 720
@@ -25,7 +27,7 @@ FIRST_ITERATIONS = 20
 ITERATION_GROUPS = 360
 """Lines into which the later iterations of each round in a packed object are merged."""
 OTHER_LINES = 1000
-"""The newest other lines kept in a packed object."""
+"""The newest lines of each other kind that are kept in a packed object."""
 FIRST_FLUSH_S, LAST_FLUSH_S, FLUSH_SHARE = 0.5, 5.0, 1 / 12
 """Seconds between two objects: that share of the time since the first iteration, within these bounds. So the store
 shows a training that has just begun, or that ends soon, with little delay, however long its nodes took to start."""
@@ -165,17 +167,20 @@ def pack(store: Store, job: str) -> None:
 
 def thin_lines(lines: Iterable[Line]) -> list[Line]:
     """The old lines that a report needs: rank 0's iterations, merged into groups after the FIRST_ITERATIONS of a round,
-    and the newest OTHER_LINES of other kinds. A group keeps its last line, with the seconds and tokens of all, and says
-    how many `iterations` it is."""
-    others: list[Line] = []
+    what each node used in one line, and the newest OTHER_LINES of each other kind. A group keeps its last line, with
+    the seconds and tokens of all, and says how many `iterations` it is."""
+    by_kind: dict[str, list[Line]] = {}
+    hosts = HostUses()
     rounds: dict[int, dict[int, dict[str, Any]]] = {}
     for line in lines:
-        number, iteration = line.get("round"), line.get("iteration")
-        if line.get("kind") not in (None, "iteration") or not isinstance(iteration, int):
-            others.append(line)
+        number, iteration, kind = line.get("round"), line.get("iteration"), line.get("kind")
+        if kind == HOST:
+            hosts.add(line)
+        elif kind not in (None, "iteration") or not isinstance(iteration, int):
+            by_kind.setdefault(str(kind), []).append(line)
         elif not line.get("rank"):
             rounds.setdefault(number if isinstance(number, int) else 0, {})[iteration] = dict(line)
-    del others[:-OTHER_LINES]
+    others: list[Line] = [*hosts.merged(), *(line for some in by_kind.values() for line in some[-OTHER_LINES:])]
     for by_iteration in rounds.values():
         lines_in_order = [by_iteration[iteration] for iteration in sorted(by_iteration)]
         others += lines_in_order[:FIRST_ITERATIONS]

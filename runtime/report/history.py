@@ -19,6 +19,7 @@ from everstep.runtime.report.device_use import DeviceUse
 from everstep.runtime.report.node_lives import LifeCollector, Lives, NodeRecord
 from everstep.runtime.report.restores import StateRestored
 from everstep.runtime.report.telemetry import Point, read_telemetry
+from everstep.runtime.watch.host_use import HostUse
 
 HistoryRecord = job.MasterClaimed | job.HangExplained | job.SlowSeen | job.ShardPersisted | NodeRecord
 """The records that a history is made from."""
@@ -145,6 +146,8 @@ class History:
     """Its nodes came by themselves: those of `everstep launch`, not of a pipeline's step."""
     devices: Mapping[str, DeviceUse] = field(default_factory=dict)
     """By node: how it used its devices, if their driver was asked."""
+    hosts: Mapping[str, HostUse] = field(default_factory=dict)
+    """By node: how much CPU and memory its processes used."""
 
     @cached_property
     def curve(self) -> tuple[Point, ...]:
@@ -209,6 +212,7 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
         lives=collector.lives(),
         is_launched=is_launched,
         devices=figures.devices,
+        hosts=figures.hosts,
     )
 
 

@@ -55,6 +55,7 @@ def _job(job: JobView) -> dict[str, Any]:
         "slow": [{"time": time, "detail": detail} for time, detail in history.slow[-MOST_SLOW:]],
         "faults": [_fault(fault) for fault in job.faults],
         "staged": {"saves": job.memory_saves, "bytes": job.staged_bytes, "overlap": job.overlap},
+        "hosts": {node: asdict(use) for node, use in sorted(history.hosts.items())},
         "devices": {node: asdict(use) for node, use in sorted(history.devices.items())},
         "checkpoints": [
             {"round": checkpoint.round, "iteration": checkpoint.iteration, "in_memory": checkpoint.in_memory,

@@ -1,4 +1,4 @@
-"""A job's telemetry, as far as the report needs it: iterations, the persist interval, restores, devices. Pure."""
+"""A job's telemetry, as far as the report needs it: iterations, intervals, restores, devices, hosts. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from everstep.runtime.report.device_use import DeviceUse, DeviceUses
 from everstep.runtime.report.restores import Restores, StateRestored
+from everstep.runtime.watch.host_use import HostUse, HostUses
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Figures(NamedTuple):
     """By round."""
     devices: Mapping[str, DeviceUse]
     """By node."""
+    hosts: Mapping[str, HostUse]
+    """By node."""
 
 
 def read_telemetry(lines: Iterable[Mapping[str, Any]]) -> Figures:
@@ -58,9 +61,10 @@ def read_telemetry(lines: Iterable[Mapping[str, Any]]) -> Figures:
     iteration of a round make one point.
     """
     by_round: dict[int, dict[int, Point]] = {}
-    intervals, devices, restores = list[Mapping[str, Any]](), DeviceUses(), Restores()
+    intervals, devices, hosts, restores = list[Mapping[str, Any]](), DeviceUses(), HostUses(), Restores()
     for line in lines:
         devices.add(line)
+        hosts.add(line)
         restores.add(line)
         if line.get("kind") == "interval":
             intervals.append(line)
@@ -87,7 +91,7 @@ def read_telemetry(lines: Iterable[Mapping[str, Any]]) -> Figures:
         by_round.setdefault(point.round, {})[point.iteration] = point
     points = [point for some in by_round.values() for point in some.values()]
     points.sort(key=lambda point: (point.time, point.round, point.iteration))
-    return Figures(points, tuple(_intervals(intervals)), restores.by_round(), devices.by_node)
+    return Figures(points, tuple(_intervals(intervals)), restores.by_round(), devices.by_node, hosts.by_node)
 
 
 def _intervals(lines: Iterable[Mapping[str, Any]]) -> list[tuple[int, str]]:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from everstep.runtime.watch.hang_culprit import ProcessState
 
@@ -63,6 +64,27 @@ def activity(pid: int, proc: Path = PROC) -> tuple[float, int]:
             name, _, number = line.partition(": ")
             bytes_moved += int(number) if name in ("wchar", "read_bytes") else 0
     return cpu_s, bytes_moved
+
+
+class FamilyUse(NamedTuple):
+    """What a process and all that it has started use together."""
+
+    cpu_s: float
+    """CPU seconds so far, with those of processes that have ended."""
+    memory_bytes: int
+    """Their own pages, and the shared memory of the one that maps most of it; file pages do not count."""
+
+
+def family_use(pid: int, proc: Path = PROC) -> FamilyUse:
+    """The use of the process and of those that it has started."""
+    cpu_s, own_kib, shared_kib = 0.0, 0, 0
+    for member in _family(pid, proc):
+        folder = proc / str(member)
+        if fields := _text(folder / "stat").rpartition(")")[2].split():
+            cpu_s += sum(map(int, fields[11:15])) / _TICKS_PER_S
+        own_kib += _status_number(folder, "RssAnon", 0)
+        shared_kib = max(shared_kib, _status_number(folder, "RssShmem", 0))
+    return FamilyUse(cpu_s, (own_kib + shared_kib) * 1024)
 
 
 def busiest(before: dict[int, float], after: dict[int, float], seconds: float, proc: Path = PROC) -> str:

@@ -2,7 +2,9 @@
 
 import asyncio
 
+from everstep.runtime.job.nodes import NodeState
 from everstep.runtime.job.records import HangSeen
+from everstep.runtime.job.roster import Roster
 from everstep.runtime.job.spec import JobSpec, RoleSpec
 from everstep.runtime.job.state import State
 from everstep.runtime.master.endpoints import Reply
@@ -46,6 +48,17 @@ def test_metrics_of_all_nodes_are_openmetrics() -> None:
     rank = '{node="worker-0-0",role="worker",host="h",rank="0"}'
     assert f"everstep_rank_own_seconds{rank} 1.5\n" in text
     assert f"everstep_rank_waiting_ratio{rank} 0.25\n" in text
+
+
+def test_a_nodes_cpu_and_memory_are_those_of_its_newest_line() -> None:
+    metrics = Metrics()
+    for cores, memory_bytes in ((1.0, 5), (2.5, 7)):
+        host = {"kind": "host", "cores": cores, "memory_bytes": memory_bytes}
+        metrics.on_heartbeat(Heartbeat("a", 1, telemetry=(host,)), 0.0)
+    state = State(nodes=Roster([NodeState("a", "worker", 0, 0, "h", 0.0)]))
+    text = metrics.text(state, JobSpec("j", {"worker": RoleSpec(2, 1)}, hosts=""), {}).decode()
+    assert 'everstep_node_cpu_cores{node="a",role="worker",host="h"} 2.5\n' in text
+    assert 'everstep_node_memory_bytes{node="a",role="worker",host="h"} 7\n' in text
 
 
 def test_the_rank_that_kept_the_others_waiting_is_named_with_the_time_of_the_hang() -> None:

@@ -107,7 +107,8 @@ def beat_of(node: str, seat: Seat) -> Heartbeat:
     line = {"v": 1, "n": 1, "iteration": 7, "round": seat.round, "rank": seat.first_rank, "loss": 2.5, "seconds": 0.5,
             "tokens": 100, "stall_s": 0.1}  # fmt: skip
     paces = (Pace(seat.first_rank, 20, 50, 0.25, 0.5),)
-    return Heartbeat(node, seat.round, iteration=7, telemetry=(line,), pace_s=0.5, number=1, join=1, paces=paces)
+    host = {"v": 1, "n": 2, "kind": "host", "cores": 1.5, "memory_bytes": 1 << 30}
+    return Heartbeat(node, seat.round, iteration=7, telemetry=(line, host), pace_s=0.5, number=1, join=1, paces=paces)
 
 
 async def query(session: aiohttp.ClientSession, address: str, expression: str) -> list[dict[str, Any]]:

@@ -1,0 +1,38 @@
+"""How much CPU and memory a node's processes use, as telemetry."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from everstep.runtime.watch.host_use import KIND
+from everstep.runtime.watch.process_state import FamilyUse, family_use
+
+FIRST_S = 10.0
+EVERY_S = 30.0
+
+
+@dataclass
+class HostWatch:
+    """Measures this node until it is cancelled."""
+
+    pid: int
+    """The agent's own: every other process of the node descends from it."""
+    add: Callable[[Mapping[str, float | int | str]], None]
+    """Takes a line of telemetry."""
+
+    async def run(self) -> None:
+        """One line soon, then one every EVERY_S."""
+        began_at, before = time.monotonic(), await asyncio.to_thread(family_use, self.pid)
+        wait_s = FIRST_S
+        while True:
+            await asyncio.sleep(wait_s)
+            now, after = time.monotonic(), await asyncio.to_thread(family_use, self.pid)
+            self.add(line_of(before, after, now - began_at))
+            began_at, before, wait_s = now, after, EVERY_S
+
+
+def line_of(before: FamilyUse, after: FamilyUse, seconds: float) -> dict[str, float | int | str]:
+    """One line: cores in use since `before`, and the memory now."""
+    cores = max(after.cpu_s - before.cpu_s, 0.0) / seconds if seconds > 0 else 0.0
+    return {"kind": KIND, "cores": round(cores, 2), "memory_bytes": after.memory_bytes}

@@ -1,0 +1,50 @@
+"""How much CPU and memory a job's nodes used, from telemetry. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+KIND = "host"
+"""That of their lines."""
+_MOST = 1e18
+"""No figure of a node is higher."""
+
+
+@dataclass
+class HostUse:
+    """One node's processes together."""
+
+    cores: float = 0.0
+    """The mean of cores in use."""
+    memory_bytes: float = 0.0
+    """The most."""
+    readings: int = 0
+
+
+class HostUses:
+    """Collects the lines of all nodes."""
+
+    def __init__(self) -> None:
+        self.by_node: dict[str, HostUse] = {}
+        self._newest: dict[str, Mapping[str, Any]] = {}
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Take in a line of telemetry; those of other kinds, and damaged ones, are skipped."""
+        if line.get("kind") != KIND:
+            return
+        numbers = [line.get("cores"), line.get("memory_bytes"), line.get("readings", 1)]
+        if not all(type(number) in (int, float) and 0 <= number < _MOST for number in numbers):
+            return
+        cores, memory, readings = numbers
+        use = self.by_node.setdefault(str(line.get("node", "")), HostUse())
+        use.readings += int(readings)
+        use.cores += (float(cores) - use.cores) * int(readings) / max(use.readings, 1)
+        use.memory_bytes = max(use.memory_bytes, float(memory))
+        self._newest[str(line.get("node", ""))] = line
+
+    def merged(self) -> list[Mapping[str, Any]]:
+        """One line for each node, which says the same as all of its lines."""
+        return [
+            {**line, "cores": use.cores, "memory_bytes": use.memory_bytes, "readings": use.readings}
+            for line, use in zip(self._newest.values(), self.by_node.values(), strict=True)
+        ]

@@ -1,0 +1,63 @@
+"""A node tells how much CPU and memory its processes use."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from everstep.runtime.agent import host_watch
+from everstep.runtime.agent.host_watch import HostWatch, line_of
+from everstep.runtime.watch.process_state import FamilyUse, family_use
+
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def process(proc: Path, pid: int, children: str, seconds: int, own_kib: int, shared_kib: int) -> None:
+    (proc / f"{pid}/task/{pid}").mkdir(parents=True)
+    (proc / f"{pid}/task/{pid}/children").write_text(children)
+    fields = ["S", *"0" * 10, str(seconds * TICKS), "0", "0", "0"]
+    (proc / f"{pid}/stat").write_text(f"{pid} (python) {' '.join(fields)}")
+    (proc / f"{pid}/status").write_text(f"Name:\tpython\nRssAnon:\t{own_kib} kB\nRssShmem:\t{shared_kib} kB\n")
+
+
+def test_a_process_and_all_that_it_has_started_are_one_and_shared_memory_counts_once(tmp_path: Path) -> None:
+    process(tmp_path, 1, "2 ", seconds=1, own_kib=10, shared_kib=300)
+    process(tmp_path, 2, "3 9 ", seconds=2, own_kib=20, shared_kib=0)
+    process(tmp_path, 3, "", seconds=4, own_kib=40, shared_kib=200)
+    process(tmp_path, 4, "", seconds=100, own_kib=1, shared_kib=1000)
+    assert family_use(1, tmp_path) == FamilyUse(7.0, (70 + 300) << 10)
+
+
+def test_this_process_uses_some_memory() -> None:
+    use = family_use(os.getpid())
+    assert use.cpu_s > 0
+    assert 1 << 20 < use.memory_bytes < 1 << 40
+
+
+def test_a_line_says_the_cores_since_the_last_one_and_the_memory_now() -> None:
+    line = line_of(FamilyUse(10.0, 5), FamilyUse(25.0, 7), 10.0)
+    assert line == {"kind": "host", "cores": 1.5, "memory_bytes": 7}
+    assert line_of(FamilyUse(10.0, 5), FamilyUse(3.0, 7), 10.0)["cores"] == 0, "processes that nobody waited for"
+
+
+def test_line_after_line_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_watch, "FIRST_S", 0.0)
+    monkeypatch.setattr(host_watch, "EVERY_S", 0.0)
+    lines, enough = list[Any](), asyncio.Event()
+
+    def add(line: Any) -> None:
+        lines.append(line)
+        if len(lines) == 3:
+            enough.set()
+
+    async def run() -> None:
+        watching = asyncio.create_task(HostWatch(os.getpid(), add).run())
+        async with asyncio.timeout(30):
+            await enough.wait()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(run())
+    assert all(line["memory_bytes"] > 1 << 20 and line["cores"] >= 0 for line in lines)
