@@ -29,6 +29,9 @@ class Scale:
     """Number of nodes, between the job's minimum and maximum."""
     role: str = "worker"
     """Role of the nodes."""
+    timeout: Annotated[int, Flag(metavar="SECONDS")] = 0
+    """Give up new nodes that have not joined for this long: the job keeps the number that it has then. 0: as the job
+    spec's scaleOutTimeout says, by default never."""
     namespace: Annotated[str, Flag("-n")] = ""
     """Namespace of the run, if it is on a cluster (kube context)."""
     runs: Path = Path("runs")
@@ -44,21 +47,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(flags: Scale) -> int:
     """Resize the job; returns the exit code. Raises BadInput."""
     name, nodes, role = flags.job, flags.nodes, flags.role
+    if flags.timeout < 0:
+        raise BadInput(f"--timeout {flags.timeout}: give seconds, or 0 for the job spec's")
     if flags.namespace:
-        _edit(name, flags.namespace, role, nodes)
+        _edit(name, flags.namespace, role, nodes, flags.timeout)
         print(f"{name}: {nodes} {role} nodes requested; the step's log shows what follows", file=sys.stderr)
         return 0
     job = find(flags.runs, name)
     if termination := job.state.ended:
         raise BadInput(f"{name}: its training is over ({termination.result.value}: {termination.reason})")
-    _post(name, newest_master(job, name), job.token, {"nodes": nodes, "role": role})
+    _post(name, newest_master(job, name), job.token, {"nodes": nodes, "role": role, "timeout_s": flags.timeout})
     print(f"{name}: {nodes} {role} nodes wanted", file=sys.stderr)
     return 0
 
 
-def _edit(name: str, namespace: str, role: str, nodes: int) -> None:
+def _edit(name: str, namespace: str, role: str, nodes: int, timeout_s: int) -> None:
     """Write the size into the ConfigMap that the job's master reads. Raises BadInput."""
-    from everstep.runtime.platform.kubernetes.sizes import KEY, bounds_of, format_sizes, parse_sizes
+    from everstep.runtime.platform.kubernetes.sizes import KEY, TIMEOUT_KEY, bounds_of, format_sizes, parse_sizes
     from everstep.runtime.submission.route import ApiError
 
     try:
@@ -69,7 +74,9 @@ def _edit(name: str, namespace: str, role: str, nodes: int) -> None:
         bounds = bounds_of(job.sizes, role)
         if bounds and not bounds[0] <= nodes <= bounds[1]:
             raise BadInput(f"{name}: --nodes {nodes}: {role} has at least {bounds[0]} and at most {bounds[1]} nodes")
-        job.route.edit_config_map(job.sizes["metadata"]["name"], {KEY: format_sizes({**sizes, role: nodes})})
+        timeouts = {**parse_sizes(job.sizes, TIMEOUT_KEY), role: timeout_s}
+        data = {KEY: format_sizes({**sizes, role: nodes}), TIMEOUT_KEY: format_sizes(timeouts)}
+        job.route.edit_config_map(job.sizes["metadata"]["name"], data)
     except (ApiError, ValueError) as error:
         raise BadInput(f"{name}: {error}") from None
 

@@ -150,6 +150,8 @@ class ScaleRequested:
 
     role: str
     nodes: int
+    timeout_s: float = 0.0
+    """New nodes that have not joined for this long are given up; 0: the role's `scale_out_timeout_s`."""
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ from everstep.runtime.job.records import (
     StoreSurveyed,
     WorkerFaulted,
 )
+from everstep.runtime.job.spec import Placement
 from everstep.runtime.job.state import restore_point, round_number
 from everstep.runtime.job.termination import End
 from everstep.runtime.job.transaction import Refused, Transaction, UnknownNode
@@ -332,8 +333,10 @@ def _on_scale_requested(tx: Transaction, event: ScaleRequested) -> None:
         raise Refused(f"nodes: {event.nodes} is not between {bounds}, the bounds of {event.role}")
     if tx.state.phase is JobPhase.ENDED:
         raise Refused(f"the job has ended: {tx.state.reason}")
+    if event.timeout_s and tx.spec.placement is Placement.JOINED:
+        raise Refused("timeout_s: nodes of this job come by themselves; none is given up")
     if event.nodes != replicas.desired_size(tx.state, tx.spec, event.role):
-        tx.record(DesiredChanged(time=tx.now, role=event.role, nodes=event.nodes))
+        tx.record(DesiredChanged(time=tx.now, role=event.role, nodes=event.nodes, timeout_s=event.timeout_s))
 
 
 def _on_stop_requested(tx: Transaction, event: StopRequested) -> None:

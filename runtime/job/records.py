@@ -358,6 +358,8 @@ class DesiredChanged(Fact, frozen=True, kw_only=True):
 
     role: str
     nodes: int
+    timeout_s: float = 0.0
+    """New nodes that have not joined for this long are given up; 0: the role's `scale_out_timeout_s`."""
     detail: str = ""
     """Why, if nobody asked for it: new nodes did not join in time."""
 

@@ -120,7 +120,8 @@ def surplus_nodes(state: State, spec: JobSpec) -> list[NodeState]:
 def overdue_scaling(state: State, spec: JobSpec) -> Iterator[tuple[float, str, int]]:
     """(deadline, role, number of nodes that are here) for each role whose scaling waits for nodes to join."""
     for role, role_spec in spec.roles.items():
-        if not role_spec.scale_out_timeout_s or not state.asked_at or role not in state.sizes:
+        timeout_s = scale_out_timeout_s(state, spec, role)
+        if not timeout_s or not state.asked_at or role not in state.sizes:
             continue
         late = [
             node.requested_at
@@ -130,7 +131,14 @@ def overdue_scaling(state: State, spec: JobSpec) -> Iterator[tuple[float, str, i
         if late:
             attainable = max(state.nodes.count(role, LIVE) - len(late), role_spec.min_nodes)
             if attainable < desired_size(state, spec, role):
-                yield max(max(late), state.awake_since) + role_spec.scale_out_timeout_s, role, attainable
+                yield max(max(late), state.awake_since) + timeout_s, role, attainable
+
+
+def scale_out_timeout_s(state: State, spec: JobSpec, role: str) -> float:
+    """How long new nodes may take to join after the newest request; 0: any time."""
+    if spec.placement is Placement.JOINED:
+        return 0.0
+    return state.scale_out_timeouts.get(role, spec.roles[role].scale_out_timeout_s)
 
 
 def attainable_size(state: State, spec: JobSpec, role: str) -> float:

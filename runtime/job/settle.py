@@ -122,7 +122,7 @@ def _expire_deadlines(tx: Transaction) -> None:
         tx.record(CheckOver(time=tx.now, round=tx.state.check_round, nodes=tuple(sorted(late)[:_MOST_NAMED])))
     for deadline, role, count in list(replicas.overdue_scaling(tx.state, tx.spec)):
         if tx.now >= deadline:
-            timeout = tx.spec.roles[role].scale_out_timeout_s
+            timeout = replicas.scale_out_timeout_s(tx.state, tx.spec, role)
             why = f"the others did not join within {timeout:g} s"
             tx.record(DesiredChanged(time=tx.now, role=role, nodes=count, detail=why))
 

@@ -55,6 +55,8 @@ class State(msgspec.Struct, frozen=True):
     """When another size was last requested."""
     sizes: dict[str, int] = {}
     """Desired nodes per role, where they differ from the spec."""
+    scale_out_timeouts: dict[str, float] = {}
+    """Seconds per role that the newest request gave its new nodes to join, where it did."""
     avoided: frozenset[str] = frozenset()
     round: Round | None = None
     """The running or the last round."""

@@ -261,7 +261,7 @@ class Endpoints:
 
     async def _post_scale(self, read: Read) -> Reply:
         scale = request_validation.parse_message(Scale, await read())
-        self._brain.feed(ScaleRequested(scale.role, scale.nodes))
+        self._brain.feed(ScaleRequested(scale.role, scale.nodes, scale.timeout_s))
         return await self._ack()
 
     async def _ack(self) -> Reply:

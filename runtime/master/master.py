@@ -96,8 +96,8 @@ class Control:
     stop: asyncio.Event
     remove_nodes: Callable[[], bool] = lambda: True
     """Called once `stop` is set. True: the nodes end; False: they train on without a master."""
-    sizes: AsyncIterator[tuple[str, int]] | None = None
-    """Yields (role, nodes) whenever the job is scaled by other means than its HTTP API."""
+    sizes: AsyncIterator[ScaleRequested] | None = None
+    """Yields whenever the job is scaled by other means than its HTTP API."""
     on_progress: Callable[[Progress], None] | None = None
 
 
@@ -273,11 +273,11 @@ async def _run_parts(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _apply_scaling(brain: JournaledBrain, sizes: AsyncIterator[tuple[str, int]]) -> None:
+async def _apply_scaling(brain: JournaledBrain, sizes: AsyncIterator[ScaleRequested]) -> None:
     """Scale the job as `sizes` says; log what is refused."""
-    async for role, nodes in sizes:
+    async for request in sizes:
         try:
-            brain.feed(ScaleRequested(role, nodes))
+            brain.feed(request)
         except Refused as error:
             _log.warning("not scaled: %s", error)
 

@@ -253,6 +253,8 @@ class Scale(msgspec.Struct, frozen=True):
 
     nodes: int
     role: str = "worker"
+    timeout_s: float = 0.0
+    """New nodes that have not joined for this long are given up; 0: the role's `scale_out_timeout_s`."""
 
 
 class ShardRequest(msgspec.Struct, frozen=True):

@@ -26,6 +26,7 @@ from everstep.runtime.store import open_store
 from everstep.steps.train.memory import shared_memory_bytes
 
 if TYPE_CHECKING:
+    from everstep.runtime.job.events import ScaleRequested
     from everstep.runtime.job.spec import JobSpec
     from everstep.runtime.platform import Platform
     from everstep.runtime.platform.kubernetes import Access, Scheduling
@@ -55,8 +56,8 @@ class NodeBackend(NamedTuple):
     """Variables for the agents."""
     stopped_for_good: Callable[[], Awaitable[bool]]
     """Called when the step's process is told to end: True if no retry will take the nodes over."""
-    sizes: Callable[[], AsyncIterator[tuple[str, int]]] | None = None
-    """Yields (role, nodes) whenever somebody resizes the job other than by the master's HTTP."""
+    sizes: Callable[[], AsyncIterator["ScaleRequested"]] | None = None
+    """Yields whenever somebody resizes the job other than by the master's HTTP."""
     release: Callable[[], Awaitable[None]] | None = None
     """Called when the job has ended and its nodes are gone."""
     has_pods: bool = False

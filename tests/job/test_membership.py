@@ -149,6 +149,29 @@ def test_a_scaling_whose_nodes_do_not_come_in_time_is_given_up() -> None:
     assert world.state.phase is JobPhase.RUNNING
 
 
+def test_a_request_may_bring_its_own_time_and_the_next_one_has_the_roles_again() -> None:
+    world = World(platform({"worker": RoleSpec(2, 1, max_nodes=4)}))
+    world.join_all()
+    world.wait(1)
+    world.send(ScaleRequested("worker", 4, 60.0))
+    asked_at = world.now
+    world.wait(59)
+    assert world.state.nodes["worker-3-0"].phase is NodePhase.REQUESTED
+    world.wait(1)
+    changed = [record for record in world.records if isinstance(record, DesiredChanged)][-1]
+    assert (changed.nodes, changed.time, changed.detail) == (2, asked_at + 60, "the others did not join within 60 s")
+    world.send(ScaleRequested("worker", 3))
+    world.wait(120)
+    assert world.state.nodes["worker-2-1"].phase is NodePhase.REQUESTED, "no time-out of an earlier request"
+
+
+def test_where_nodes_come_by_themselves_none_is_given_up_for_coming_late() -> None:
+    world = World(by_themselves({"worker": RoleSpec(2, 1)}))
+    world.join("worker-0-0")
+    assert not world.send(ScaleRequested("worker", 1, 60.0))
+    assert world.send(ScaleRequested("worker", 1))
+
+
 def test_asking_again_after_a_long_poll_does_not_postpone_the_round() -> None:
     world = World(platform({"worker": RoleSpec(3, 2)}))
     world.join("worker-0-0")

@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from everstep.runtime.job.events import ScaleRequested
 from everstep.runtime.job.spec import GIB, JobSpec, Patience, Resources, RoleSpec
 from everstep.runtime.master import AgentCommand, Control, Outcome, run
 from everstep.runtime.platform.kubernetes import Access, KubeApi, KubernetesPlatform, Owner, ensure_sizes, watch_sizes
@@ -171,6 +172,26 @@ def test_a_pod_that_is_deleted_while_the_api_is_away_is_replaced_when_it_is_back
         assert job.nodes() == []
 
     play(tmp_path, story)
+
+
+def test_a_config_map_brings_the_time_that_new_nodes_have() -> None:
+    async def play() -> None:
+        server, lines_said = PodApi(), list[str]()
+        async with server as url, KubeApi(Access(url, server.namespace)) as api:
+            await ensure_sizes(api, JOB, OWNER, {"worker": 2})
+            requests = watch_sizes(api, JOB, lines_said.append, lambda _: asyncio.sleep(0.01))
+            assert await anext(requests) == ScaleRequested("worker", 2)
+            (config_map,) = server.configmaps.values()
+            config_map["data"] |= {"replicas": "worker: 4\n", "scaleOutTimeout": "worker: 300\n"}
+            assert await anext(requests) == ScaleRequested("worker", 4, 300)
+            config_map["data"] |= {"replicas": "worker: 3\n", "scaleOutTimeout": "worker: -5\n"}
+            assert await anext(requests) == ScaleRequested("worker", 3)
+            config_map["data"] |= {"replicas": "worker: 2\n", "scaleOutTimeout": "soon"}
+            asyncio.get_running_loop().call_later(0.1, config_map["data"].update, {"scaleOutTimeout": ""})
+            assert await anext(requests) == ScaleRequested("worker", 2)
+            assert "scaleOutTimeout: 'soon' is not `role: number`" in lines_said[0]
+
+    asyncio.run(asyncio.wait_for(play(), DEADLINE_S))
 
 
 def test_editing_the_config_map_scales_the_job_and_what_it_cannot_be_is_said(

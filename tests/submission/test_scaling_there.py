@@ -4,7 +4,7 @@ import pytest
 
 from everstep.cli.main import main
 from everstep.runtime.platform.kubernetes import Owner
-from everstep.runtime.platform.kubernetes.sizes import parse_sizes, sizes_config_map
+from everstep.runtime.platform.kubernetes.sizes import TIMEOUT_KEY, parse_sizes, sizes_config_map
 from tests.submission.clusters import Cluster
 
 Environment = dict[str, str]
@@ -36,6 +36,17 @@ def test_the_roles_number_is_written_and_the_others_stay(run: Cluster, capsys: p
     assert "4 worker nodes requested" in capsys.readouterr().err
 
 
+def test_the_time_that_new_nodes_have_is_written_too_and_goes_with_the_next_request(run: Cluster) -> None:
+    def timeouts() -> dict[str, int]:
+        return parse_sizes(next(iter(run.config_maps.values())), TIMEOUT_KEY)
+
+    assert main(["scale", "run", "--nodes", "4", "--timeout", "300", "-n", "ml"]) == 0
+    assert timeouts() == {"worker": 300}
+    assert main(["scale", "run", "--nodes", "5", "-n", "ml"]) == 0
+    assert timeouts() == {"worker": 0}
+    assert sizes(run) == {"chief": 1, "worker": 5}
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -43,6 +54,7 @@ def test_the_roles_number_is_written_and_the_others_stay(run: Cluster, capsys: p
         (["run/check"], "run/check: give RUN/STEP with one of its training steps: train"),
         (["gone"], '"gone" not found'),
         (["run", "--nodes", "6"], "run: --nodes 6: worker has at least 2 and at most 5 nodes"),
+        (["run", "--timeout", "-1"], "--timeout -1: give seconds, or 0 for the job spec's"),
         (["run", "--nodes", "1"], "run: --nodes 1: worker has at least 2 and at most 5 nodes"),
     ],
 )

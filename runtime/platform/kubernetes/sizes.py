@@ -1,7 +1,8 @@
 """The ConfigMap that scales a job: `kubectl edit configmap everstep-...`, its `replicas`.
 
 It has one line `role: number` for each role, at first with the requested sizes. The master follows every edit, and so
-does a later master.
+does a later master. The lines of its `scaleOutTimeout` are seconds: new nodes that have not joined by then are given
+up.
 """
 
 import asyncio
@@ -11,10 +12,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from everstep.runtime.job.events import ScaleRequested
 from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError
 from everstep.runtime.platform.kubernetes.pods import JOB, NAME, Owner, digest, object_name
 
 KEY = "replicas"
+TIMEOUT_KEY = "scaleOutTimeout"
 BOUNDS = "everstep/bounds"
 """Annotation: JSON, by role the fewest and the most nodes; shown to people who edit `replicas`."""
 LOOK_AGAIN_S = 3.0
@@ -38,15 +41,15 @@ def format_sizes(sizes: Mapping[str, int]) -> str:
     return "".join(f"{role}: {nodes}\n" for role, nodes in sizes.items())
 
 
-def parse_sizes(config_map: Mapping[str, Any]) -> dict[str, int]:
-    """Sizes by role. Raises ValueError for a line that is not `role: number`."""
+def parse_sizes(config_map: Mapping[str, Any], key: str = KEY) -> dict[str, int]:
+    """Sizes, or the numbers of another key, by role. Raises ValueError for a line that is not `role: number`."""
     sizes = {}
-    for line in ((config_map.get("data") or {}).get(KEY) or "").splitlines():
+    for line in ((config_map.get("data") or {}).get(key) or "").splitlines():
         if not line.strip():
             continue
         read = _LINE.fullmatch(line)
         if read is None:
-            raise ValueError(f"{KEY}: {line.strip()!r} is not `role: number`")
+            raise ValueError(f"{key}: {line.strip()!r} is not `role: number`")
         sizes[read[1]] = int(read[2])
     return sizes
 
@@ -70,26 +73,27 @@ async def ensure_sizes(
 
 async def watch_sizes(
     api: KubeApi, job: str, say: Callable[[str], None], wait: Callable[[float], Awaitable[object]] = asyncio.sleep
-) -> AsyncIterator[tuple[str, int]]:
-    """(role, nodes) for each number at the start, and whenever one changes.
+) -> AsyncIterator[ScaleRequested]:
+    """A request for each number at the start, and whenever one changes.
 
     An unreadable ConfigMap is reported once; a deleted one changes nothing. Raises KubeError for a refusal.
     """
     name, sizes_by_role, last_problem = object_name(job), {}, ""
     while True:
+        sizes, timeouts = dict[str, int](), dict[str, int]()
         try:
-            config_map = parse_sizes(await api.retry(lambda: api.get("configmaps", name)))
+            config_map = await api.retry(lambda: api.get("configmaps", name))
+            timeouts = parse_sizes(config_map, TIMEOUT_KEY)
+            sizes = parse_sizes(config_map)
         except KubeError as error:
             if error.status != HTTPStatus.NOT_FOUND:
                 raise
-            config_map = {}
         except ValueError as error:
-            config_map = {}
             if (text := f"ConfigMap {name}, {error}") != last_problem:
                 last_problem = text
                 say(text)
-        for role, nodes in config_map.items():
+        for role, nodes in sizes.items():
             if sizes_by_role.get(role) != nodes:
                 sizes_by_role[role] = nodes
-                yield role, nodes
+                yield ScaleRequested(role, nodes, max(timeouts.get(role, 0), 0))
         await wait(LOOK_AGAIN_S)
