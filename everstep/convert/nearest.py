@@ -23,7 +23,6 @@ _NEAREST = {
     "initContainers": "waitsFor in a job spec; else initContainers of the Argo template",
     "restartPolicy": "retryStrategy of the step, restartPolicy in a job spec",
     "schedulerName": "--gang volcano, koordinator, coscheduling or kueue",
-    "terminationGracePeriodSeconds": "leave in a job spec's patience",
     "serviceAccountName": "--service-account",
     "hostNetwork": "hostNetwork of the Workflow's spec",
     "policies": "restartPolicy and faultTolerantPolicy in a job spec",

@@ -1,13 +1,14 @@
 """A role's own pod template: what its pods have otherwise than the train step's own. Pure.
 
 In the shape of Kubernetes' PodTemplateSpec, as AITrainingJob has it. The agent stays each pod's program: `command` and
-`args` are what its workers run. The agent and the platform decide `restartPolicy` and the grace period.
+`args` are what its workers run. The agent and the platform decide `restartPolicy`.
 """
 
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+GRACE = "terminationGracePeriodSeconds"
 CONTAINER: Mapping[str, type] = {
     "image": str, "imagePullPolicy": str, "workingDir": str, "command": list, "args": list, "env": list,
     "envFrom": list, "resources": dict, "volumeMounts": list, "securityContext": dict,
@@ -15,17 +16,18 @@ CONTAINER: Mapping[str, type] = {
 SPEC: Mapping[str, type] = {
     "volumes": list, "tolerations": list, "nodeSelector": dict, "affinity": dict, "hostAliases": list,
     "schedulerName": str, "priorityClassName": str, "imagePullSecrets": list, "runtimeClassName": str,
-    "dnsPolicy": str, "dnsConfig": dict, "securityContext": dict,
+    "dnsPolicy": str, "dnsConfig": dict, "securityContext": dict, GRACE: int,
 }  # fmt: skip
 METADATA: Mapping[str, type] = {"labels": dict, "annotations": dict}
 DECIDED = {
-    "spec": {"restartPolicy", "terminationGracePeriodSeconds", "containers"},
+    "spec": {"restartPolicy", "containers"},
     "container": {"name", "ports", "terminationMessagePath", "terminationMessagePolicy"},
     "metadata": {"creationTimestamp", "name"},
 }
 """What may be there and says nothing here."""
+_LONGEST_S = 86_400
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
-_KINDS = {str: "a text", list: "a list", dict: "a mapping"}
+_KINDS = {str: "a text", list: "a list", dict: "a mapping", int: "a whole number"}
 
 
 def problems(template: Mapping[str, Any]) -> Iterator[str]:
@@ -38,6 +40,8 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
     if spec.get("initContainers"):
         yield "spec.initContainers: a role waits for others by waitsFor; do the rest in the image or the command"
     yield from _unknown({k: v for k, v in spec.items() if k != "initContainers"}, SPEC, DECIDED["spec"], "spec.")
+    if isinstance(seconds := spec.get(GRACE), int) and not 1 <= seconds <= _LONGEST_S:
+        yield f"spec.{GRACE}: {seconds} is not between 1 and {_LONGEST_S}"
     containers = spec.get("containers") or []
     if not isinstance(containers, list) or not all(isinstance(container, dict) for container in containers):
         yield "spec.containers: a list of mappings is needed"
@@ -59,9 +63,10 @@ def _unknown(
     fields: Mapping[str, Any], allowed_fields: Mapping[str, type], ignored_fields: set[str], place: str
 ) -> Iterator[str]:
     for key, value in fields.items():
-        if key in allowed_fields and value is not None and not isinstance(value, allowed_fields[key]):
-            yield f"{place}{key}: {_KINDS[allowed_fields[key]]} is needed"
-        elif key not in allowed_fields and key not in ignored_fields:
+        kind = allowed_fields.get(key)
+        if kind and value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            yield f"{place}{key}: {_KINDS[kind]} is needed"
+        elif kind is None and key not in ignored_fields:
             yield f"{place}{key}: unknown; known are {', '.join(allowed_fields)}"
 
 

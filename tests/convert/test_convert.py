@@ -201,6 +201,7 @@ def test_what_the_first_roles_pod_has_is_its_own() -> None:
     own_spec = {
         "schedulerName": "volcano",
         "dnsPolicy": "ClusterFirstWithHostNet",
+        "terminationGracePeriodSeconds": 30,
         "containers": [{"imagePullPolicy": "Always"}],
     }
     assert roles["launcher"]["template"] == {"spec": own_spec}

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from everstep.runtime.agent.settings import parser
 from everstep.runtime.job.spec import GIB
 from everstep.runtime.job.spec_reader import SpecError, spec_of
 from everstep.runtime.platform import NodeRequest
@@ -72,6 +73,18 @@ def test_the_agent_stays_its_program() -> None:
     assert agent["command"] == ["python", "-m", "everstep.runtime.agent"]
 
 
+@pytest.mark.parametrize(("seconds", "notice_s"), [(300, 295.0), (30, 25.0), (10, 8.0)])
+def test_a_node_trains_on_for_most_of_its_grace_period(seconds: int, notice_s: float) -> None:
+    own = {**TRAINER, "spec": {**TRAINER["spec"], "terminationGracePeriodSeconds": seconds}}
+    spec = pod(own=own)["spec"]
+    assert spec["terminationGracePeriodSeconds"] == seconds
+    options = parser().parse_args(["--node", "trainer-0-0", *spec["containers"][0]["args"]])
+    assert (options.notice, options.slots) == (notice_s, 1)
+    without = pod(own={"spec": {"containers": []}})["spec"]
+    assert without["terminationGracePeriodSeconds"] == 25
+    assert "--notice" not in without["containers"][0]["args"]
+
+
 def test_its_variables_come_over_those_of_the_step() -> None:
     assert {name: variables(pod())[name] for name in "AB"} == {"A": "own", "B": "b"}
 
@@ -111,6 +124,9 @@ def test_what_it_limits_is_what_the_brain_counts_with() -> None:
         ({"spec": {"containers": [{"imagePullPolicy": "Sometimes"}]}}, "Sometimes is not one of Always"),
         ({"spec": {"containers": [{"command": ["sleep", 5]}]}}, "put numbers in quotes"),
         ({"spec": {"nodeSelector": ["a"]}}, "spec.nodeSelector: a mapping is needed"),
+        ({"spec": {"terminationGracePeriodSeconds": "5"}}, "terminationGracePeriodSeconds: a whole number is needed"),
+        ({"spec": {"terminationGracePeriodSeconds": True}}, "terminationGracePeriodSeconds: a whole number is needed"),
+        ({"spec": {"terminationGracePeriodSeconds": 0}}, "terminationGracePeriodSeconds: 0 is not between 1 and 86400"),
         ({"spec": {"containers": [{"resources": {"limits": {"memory": "much"}}}]}}, "'much' is not an amount"),
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from everstep.runtime.job.pod_template import GRACE
 from everstep.runtime.job.spec_values import quantity
 from everstep.runtime.net.token import TOKEN_KEY, TOKEN_VARIABLE, token_reference, token_secret
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
@@ -45,7 +46,10 @@ SHARED_MEMORY = "/dev/shm"
 GRACE_S = 10
 """Grace period of a pod that the master no longer needs, in seconds."""
 NOTICE_S = 25
-"""Grace period when anybody else ends the pod: the agent has 20 s to hand over its state, then some to exit."""
+"""Grace period when anybody else ends the pod, unless its role's template says another one: the agent has 20 s to hand
+over its state, then some to exit."""
+_EXIT_S = 5
+"""How much of a template's grace period is left for the exit; of a short one a fifth."""
 MOST_PREFERRED = 100
 """A longer list of machines to prefer would make each pod's manifest long, and is not given."""
 GATE = "everstep/minimum"
@@ -172,7 +176,8 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     for name, field in fields.items():
         variables[name] = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
     template_variables = [variable for variable in first.get("env") or () if variable["name"] not in variables]
-    first |= {"command": first.get("command") or list(COMMAND), "args": _arguments(request)}
+    notice = [] if first.get("command") else _notice(spec)
+    first |= {"command": first.get("command") or list(COMMAND), "args": [*notice, *_arguments(request)]}
     first["env"] = [*template_variables, *variables.values()]
     resources = first.get("resources") or {}
     first["resources"] = _resources(request, resources)
@@ -182,7 +187,7 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     spec |= {
         "containers": [first, *others], "volumes": _shared_memory(spec, resources, first), "restartPolicy": "Never",
         "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": NOTICE_S,
+        GRACE: spec.get(GRACE, NOTICE_S),
     }  # fmt: skip
     spec |= _apart(spec, request, job)
     if terms := _host_terms(request):
@@ -213,6 +218,13 @@ def _arguments(request: NodeRequest) -> list[str]:
     if not request.host and "--host" in arguments:
         arguments[arguments.index("--host") + 1] = f"$({HOST})"
     return arguments
+
+
+def _notice(spec: Mapping[str, Any]) -> list[str]:
+    """The agent's flag for the grace period that its role's template asks for."""
+    if GRACE not in spec:
+        return []
+    return ["--notice", f"{max(spec[GRACE] - _EXIT_S, 0.8 * spec[GRACE]):g}"]
 
 
 def _escape(text: str) -> str:
