@@ -13,6 +13,7 @@ from everstep.runtime.display.terminal import as_text
 EXAMPLES = """\
 examples:
   everstep convert elastic_job.yaml > workflow.yaml && everstep workflow lint workflow.yaml
+  kubectl get pytorchjob NAME -o yaml | everstep convert - > workflow.yaml
   everstep convert job.yaml --to python > pipeline.py && python pipeline.py --image registry.example/train:1"""
 
 
@@ -23,7 +24,7 @@ class Convert:
     Fields without a counterpart are listed on stderr."""
 
     file: Annotated[Path, Flag(metavar="FILE", is_positional=True)]
-    """The job's manifest."""
+    """The job's manifest; -: standard input, such as `kubectl get pytorchjob NAME -o yaml`."""
     to: Literal["yaml", "python"] = "yaml"
     """yaml: an Argo Workflow; python: a Hera pipeline with the same train step."""
     image: str = ""
@@ -44,7 +45,7 @@ def run(flags: Convert) -> int:
     from everstep.convert.workflow import pipeline_of, workflow_of
 
     try:
-        text = flags.file.read_text()
+        text = sys.stdin.read() if str(flags.file) == "-" else flags.file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise BadInput(f"{flags.file}: {why}") from None

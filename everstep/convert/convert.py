@@ -12,6 +12,7 @@ from everstep.convert.gang import take_gang
 from everstep.convert.kinds import KINDS
 from everstep.convert.launcher import Launch, parse_launch, patience_of, step_arguments
 from everstep.convert.nearest import nearest
+from everstep.convert.pods import take_all
 from everstep.convert.source import Pod, Role, SourceJob
 from everstep.runtime.job.spec_reader import SpecError, spec_of
 from everstep.runtime.workflow.manifest.yaml_source import Document, ReadError, read_text
@@ -20,6 +21,12 @@ from everstep.steps.train.script import COMMAND
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 """A DNS subdomain."""
+_OF_SERVER = {
+    "creationTimestamp": str, "generation": int, "managedFields": list, "resourceVersion": str, "selfLink": str,
+    "uid": str,
+}  # fmt: skip
+"""What `kubectl get -o yaml` shows besides."""
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _NO_COMMAND = "it has no command, and its image's own is not known here"
 
 
@@ -32,6 +39,8 @@ class Conversion:
     """By the config's fields; `job_spec` is a mapping in the spelling of a job spec."""
     pod: Pod
     """That of rank 0's role. The step runs in its image; each role's whole pod is in the arguments' job spec."""
+    metadata: dict[str, dict[str, str]]
+    """The job's own labels and annotations."""
     notes: tuple[str, ...]
     """What could not be converted, one line each: FILE:LINE: FIELD: what, and the nearest."""
 
@@ -52,7 +61,7 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     if version not in versions:
         raise fields.wrong(f"{version} is not known for {kind}; known is {' or '.join(versions)}", "apiVersion")
     fields.skip(dict, "status")
-    job = take_gang(read(fields), file, fields.notes)
+    job = take_gang(replace(read(fields), metadata=_metadata(fields)), file, fields.notes)
     if not _NAME.fullmatch(job.name):
         raise fields.wrong(
             f"{job.name!r} is not a name for Kubernetes: it takes small letters, digits, - and .", "metadata", "name"
@@ -67,7 +76,18 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     ]
     if not image:
         more.append(f"{file}: image {pod.image}: it must have Everstep installed; or give your own with --image")
-    return Conversion(job.name, arguments, replace(pod, image=image or pod.image), (*unmatched_fields, *more))
+    return Conversion(
+        job.name, arguments, replace(pod, image=image or pod.image), job.metadata, (*unmatched_fields, *more)
+    )
+
+
+def _metadata(fields: Fields) -> dict[str, dict[str, str]]:
+    """The job's labels and annotations, without what a cluster and kubectl have added. Raises ConvertError."""
+    for name, kind in _OF_SERVER.items():
+        fields.skip(kind, "metadata", name)
+    metadata = take_all(fields, "Metadata", ("labels", "annotations"), ("metadata",))
+    kept = {name: {key: text for key, text in some.items() if key != _LAST_APPLIED} for name, some in metadata.items()}
+    return {name: some for name, some in kept.items() if some}
 
 
 def _only_job(documents: list[Document], file: str) -> tuple[Document, list[Document]]:

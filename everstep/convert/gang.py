@@ -29,6 +29,7 @@ _QUEUES = (KOORDINATOR_QUEUE, KUEUE_QUEUE)
 def take_gang(job: SourceJob, file: str, notes: list[str]) -> SourceJob:
     """The job with `--gang`, `--queue` and `--min-nodes` instead of such marks; adds to `notes`."""
     marks: dict[str, str] = {}
+    metadata = _without_marks(job.metadata, marks)  # Kueue's queue stands there.
     roles = [_take_marks(role, marks) for role in job.roles]
     gangs = {_GANGS[name] for name in marks if name in _GANGS}
     if not gangs:
@@ -41,7 +42,7 @@ def take_gang(job: SourceJob, file: str, notes: list[str]) -> SourceJob:
         notes.append(
             f"{file}: {KOORDINATOR_MINIMUM}={minimum}: no counterpart; nearest: the gang is of --min-nodes nodes"
         )
-    return replace(job, roles=tuple(roles), arguments=arguments)
+    return replace(job, roles=tuple(roles), arguments=arguments, metadata=metadata)
 
 
 def _with_minimum(roles: Sequence[Role], minimum: int | None) -> list[Role]:
@@ -53,11 +54,17 @@ def _with_minimum(roles: Sequence[Role], minimum: int | None) -> list[Role]:
 
 def _take_marks(role: Role, marks: dict[str, str]) -> Role:
     """The role without its pod's marks, which are added to `marks`."""
+    kept = _without_marks(role.pod.template.get("metadata", {}), marks)
+    template = {name: value for name, value in role.pod.template.items() if name != "metadata"}
+    return replace(role, pod=replace(role.pod, template={**template, **({"metadata": kept} if kept else {})}))
+
+
+def _without_marks(metadata: dict[str, dict[str, Any]], marks: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Labels and annotations without such marks, which are added to `marks`."""
     kept: dict[str, dict[str, Any]] = {}
-    for name, values in role.pod.template.get("metadata", {}).items():
+    for name, values in metadata.items():
         own_marks = {key: str(value) for key, value in values.items() if key in _GANGS or key in _QUEUES}
         marks |= own_marks
         if rest := {key: value for key, value in values.items() if key not in own_marks}:
             kept[name] = rest
-    template = {name: value for name, value in role.pod.template.items() if name != "metadata"}
-    return replace(role, pod=replace(role.pod, template={**template, **({"metadata": kept} if kept else {})}))
+    return kept

@@ -49,3 +49,5 @@ class SourceJob:
     """Arguments of the train step, by its config's fields."""
     policies: dict[str, Any] = field(default_factory=dict)
     """Fields of a job spec beside its roles, in its spelling."""
+    metadata: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Its own labels and annotations."""

@@ -28,7 +28,7 @@ def workflow_of(conversion: Conversion) -> dict[str, Any]:
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Workflow",
-        "metadata": {"generateName": f"{conversion.name}-"},
+        "metadata": {"generateName": f"{conversion.name}-", **conversion.metadata},
         "spec": {
             "entrypoint": "main",
             "arguments": {"parameters": [{"name": "store", "value": STORE}]},
@@ -56,6 +56,7 @@ def pipeline_of(conversion: Conversion) -> str:
     arguments = "".join(
         f"{' ' * _ARGUMENT}{name}={_argument(value)},\n" for name, value in conversion.arguments.items()
     )
+    metadata = "".join(f", {name}={values!r}" for name, values in conversion.metadata.items())
     image = json.dumps(conversion.pod.image)  # It comes from a stranger's file: within quotes, no line breaks.
     return f'''"""Train {conversion.name}: made by `everstep convert --to python`."""
 # Its image: {image}
@@ -80,7 +81,7 @@ class Config:
 def build(config: Config) -> Workflow:
     """The workflow; the same object runs locally and on Argo."""
     with Workflow(
-        generate_name="{conversion.name}-", entrypoint="main", arguments=everstep.parameters(config)
+        generate_name="{conversion.name}-", entrypoint="main", arguments=everstep.parameters(config){metadata}
     ) as workflow:
         with DAG(name="main"):
             train.task(

@@ -1,6 +1,7 @@
 """Other systems' jobs as Workflows with our train step: what is carried, what is listed, what is refused."""
 
 import ast
+import io
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from everstep.cli.main import main
 from everstep.convert import ConvertError, convert
@@ -349,6 +351,37 @@ def test_a_policy_that_the_job_spec_refuses_is_named_by_the_line_of_the_source()
     line = text[: text.index("Rack")].count("\n") + 1
     with pytest.raises(ConvertError, match=rf"f:{line}: spec\.replicaSpecs\.launcher\.restartScope: 'Rack' is not"):
         convert(text, "f")
+
+
+LIVE = """\
+metadata:
+  name: fine-tuning
+  labels: {team: a, kueue.x-k8s.io/queue-name: research}
+  annotations: {kubectl.kubernetes.io/last-applied-configuration: "{}", note: "it's ours"}
+  creationTimestamp: "2026-01-01T00:00:00Z"
+  generation: 2
+  managedFields: [{manager: kubectl, operation: Update}]
+  resourceVersion: "7"
+  uid: 0f9c
+"""
+
+
+def test_a_job_as_a_cluster_shows_it_has_its_labels_and_nothing_of_the_clusters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = (JOBS / "pytorch_job.yaml").read_text().replace("metadata: {name: elastic-imagenet}\n", LIVE)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{job}status: {{conditions: []}}\n"))
+    assert main(["convert", "-"]) == 0
+    said = capsys.readouterr()
+    assert "metadata" not in said.err
+    metadata = {"labels": {"team": "a"}, "annotations": {"note": "it's ours"}}
+    assert yaml.safe_load(said.out)["metadata"] == {"generateName": "fine-tuning-", **metadata}
+    conversion = convert(job, "f")
+    assert (conversion.arguments["gang"], conversion.arguments["queue"]) == ("kueue", "research")
+    names: dict[str, Any] = {"__name__": "pipeline"}
+    exec(compile(pipeline_of(conversion), "pipeline.py", "exec"), names)
+    manifest = names["build"](names["Config"]()).to_dict()["metadata"]
+    assert {name: manifest[name] for name in metadata} == metadata
 
 
 def test_nothing_in_a_strangers_file_acts_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
