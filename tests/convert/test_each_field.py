@@ -174,6 +174,13 @@ def test_an_elastic_jobs_namespace_mode_and_lesser_restart_counts_are_listed() -
     assert "evaluator.restartCount" not in said
 
 
+def test_what_an_elastic_job_does_otherwise_after_a_failing_program_is_told() -> None:
+    text = f"{HEAD}  replicaSpecs: {{worker: {{{POD.replace('spec: {', 'spec: {restartPolicy: POLICY, ')}}}}}"
+    told = "f:5: spec.replicaSpecs.worker.template.spec.restartPolicy: DLRover leaves out a node"
+    assert told in noted(text.replace("POLICY", "Never"))
+    assert "restartPolicy" not in noted(text.replace("POLICY", "Always"))
+
+
 ANEW, FAILS = True, False
 OF_KUBEFLOW = {
     "Always": (ANEW, ANEW, ANEW), "OnFailure": (ANEW, ANEW, ANEW), "ExitCode": (FAILS, ANEW, ANEW),

@@ -12,6 +12,12 @@ ENDLESS = ("ps", "evaluator")
 STRATEGIES = ("AllreduceStrategy", "ParameterServerStrategy")
 MASTER = "dlrover-master"
 SINGLE = "single-job"
+ALWAYS = "Always"
+"""The restartPolicy of pods under which DLRover replaces a node whose program fails (K8sJobArgs.relaunch_always)."""
+_NOT_ALWAYS = (
+    "DLRover leaves out a node whose program fails again and again; here it moves to another machine; nearest: "
+    "restartPolicy: OnNodeFail in a job spec, which leaves it out at its first failure"
+)
 
 
 def read(fields: Fields) -> SourceJob:
@@ -50,4 +56,7 @@ def read(fields: Fields) -> SourceJob:
 def _role(fields: Fields, name: str) -> Role:
     path = ("spec", "replicaSpecs", name)
     nodes = fields.count(*path, "replicas", default=1, least=1)
+    policy = (*path, "template", "spec", "restartPolicy")
+    if fields.take(str, *policy, default=ALWAYS) != ALWAYS:
+        fields.note(_NOT_ALWAYS, *policy)
     return Role(name, nodes, nodes, read_pod(fields, (*path, "template")))
