@@ -61,7 +61,13 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     if version not in versions:
         raise fields.wrong(f"{version} is not known for {kind}; known is {' or '.join(versions)}", "apiVersion")
     fields.skip(dict, "status")
-    job = take_gang(replace(read(fields), metadata=_metadata(fields)), file, fields.notes)
+    minimums = [minimum for other in others if (minimum := _group_minimum(other)) is not None]
+    job = take_gang(
+        replace(read(fields), metadata=_metadata(fields)),
+        file,
+        fields.notes,
+        minimums[0] if len(minimums) == 1 else None,
+    )
     if not _NAME.fullmatch(job.name):
         raise fields.wrong(
             f"{job.name!r} is not a name for Kubernetes: it takes small letters, digits, - and .", "metadata", "name"
@@ -110,9 +116,16 @@ def _title(document: Document) -> str:
     return " ".join(word for word in (_kind(document), str(name or "")) if word) or "a document"
 
 
+def _group_minimum(other: Document) -> int | None:
+    """How many pods a PodGroup admits together; None: it is another object, or does not say."""
+    spec = other.value.get("spec") if _kind(other) == "PodGroup" else None
+    minimum = spec.get("minMember") if isinstance(spec, dict) else None
+    return minimum if isinstance(minimum, int) and not isinstance(minimum, bool) and minimum > 0 else None
+
+
 def _beside(other: Document) -> str:
     if _kind(other) == "PodGroup":
-        return "nearest: --gang, which makes a group of --min-nodes nodes for the job"
+        return "--gang makes one for the job, of --min-nodes nodes"
     return "create it as before"
 
 

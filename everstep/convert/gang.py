@@ -26,8 +26,11 @@ _GANGS = {
 _QUEUES = (KOORDINATOR_QUEUE, KUEUE_QUEUE)
 
 
-def take_gang(job: SourceJob, file: str, notes: list[str]) -> SourceJob:
-    """The job with `--gang`, `--queue` and `--min-nodes` instead of such marks; adds to `notes`."""
+def take_gang(job: SourceJob, file: str, notes: list[str], group_minimum: int | None = None) -> SourceJob:
+    """The job with `--gang`, `--queue` and `--min-nodes` instead of such marks; adds to `notes`.
+
+    `group_minimum`: that of a PodGroup in the same file, if there is one.
+    """
     marks: dict[str, str] = {}
     metadata = _without_marks(job.metadata, marks)  # Kueue's queue stands there.
     roles = [_take_marks(role, marks) for role in job.roles]
@@ -37,6 +40,8 @@ def take_gang(job: SourceJob, file: str, notes: list[str]) -> SourceJob:
     arguments: dict[str, Any] = {"gang": str(min(gangs)), **job.arguments}
     if queues := [marks[name] for name in _QUEUES if name in marks]:
         arguments["queue"] = queues[0]
+    if group_minimum is not None:
+        roles = _with_minimum(roles, group_minimum)
     if minimum := marks.get(KOORDINATOR_MINIMUM):
         roles = _with_minimum(roles, number_in(minimum))
         notes.append(

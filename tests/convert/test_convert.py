@@ -95,7 +95,7 @@ GROUP = """\
 apiVersion: scheduling.sigs.k8s.io/v1alpha1
 kind: PodGroup
 metadata: {name: gang}
-spec: {minMember: 4}
+spec: {minMember: MANY}
 ---
 """
 
@@ -105,12 +105,19 @@ def test_of_several_documents_the_only_job_is_converted_and_the_others_are_liste
     conversion = convert(f"{GROUP}{job}---\nkind: ConfigMap\n", "f")
     assert conversion.arguments == convert(job, "f").arguments
     line = (GROUP + job).count("\n") + 2
-    assert "f:1: PodGroup gang: left out; nearest: --gang, which makes a group" in "\n".join(conversion.notes)
+    assert "f:1: PodGroup gang: left out; --gang makes one for the job, of --min-nodes nodes" in conversion.notes
     assert f"f:{line}: ConfigMap: left out; create it as before" in conversion.notes
     for text, said in ((f"{job}---\n{job}", "f:1: 2 documents, of which 2 are jobs; give a file with one"),
                        (f"{GROUP}kind: ConfigMap", "f:1: 2 documents, of which 0 are jobs")):  # fmt: skip
         with pytest.raises(ConvertError, match=said):
             convert(text, "f")
+
+
+@pytest.mark.parametrize(("many", "least"), [("3", 3), ("9", 4), ("0", 4), ("many", 4)])
+def test_a_group_in_the_same_file_says_how_many_nodes_begin(many: str, least: int) -> None:
+    job = (JOBS / "elastic_job.yaml").read_text().replace("--nnodes=2:$NODE_NUM ", "")
+    roles = convert(GROUP.replace("MANY", many) + job, "f").arguments["job_spec"]["replicaSpecs"]
+    assert (roles["worker"]["replicas"], roles["worker"]["minReplicas"]) == (4, least)
 
 
 def test_a_launchers_flags_become_the_steps_arguments() -> None:
