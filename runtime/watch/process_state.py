@@ -23,7 +23,7 @@ def process_state(pid: int, proc: Path = PROC) -> ProcessState | None:
     """The state of its main thread and the CPU time of all its threads; None if there is no such process."""
     folder = proc / str(pid)
     try:
-        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
         return None
     syscall = _text(folder / "syscall").split()
@@ -131,6 +131,6 @@ def _status_number(folder: Path, name: str, default: int, base: int = 10) -> int
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()  # A process may call itself anything.
     except OSError:  # Not readable without privileges, or the process has just ended.
         return ""

@@ -9,7 +9,7 @@ import pytest
 
 from everstep.runtime.agent import host_watch
 from everstep.runtime.agent.host_watch import HostWatch, line_of
-from everstep.runtime.watch.process_state import FamilyUse, family_use
+from everstep.runtime.watch.process_state import FamilyUse, family_use, process_state
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -28,6 +28,17 @@ def test_a_process_and_all_that_it_has_started_are_one_and_shared_memory_counts_
     process(tmp_path, 3, "", seconds=4, own_kib=40, shared_kib=200)
     process(tmp_path, 4, "", seconds=100, own_kib=1, shared_kib=1000)
     assert family_use(1, tmp_path) == FamilyUse(7.0, (70 + 300) << 10)
+
+
+def test_a_process_whose_name_is_no_text_counts_like_any_other(tmp_path: Path) -> None:
+    process(tmp_path, 1, "", seconds=3, own_kib=10, shared_kib=0)
+    for name in ("stat", "status"):
+        file = tmp_path / "1" / name
+        file.write_bytes(file.read_bytes().replace(b"python", b"\xff\xfe"))
+    assert family_use(1, tmp_path) == FamilyUse(3.0, 10 << 10)
+    state = process_state(1, tmp_path)
+    assert state
+    assert state.cpu_s == 3.0
 
 
 def test_this_process_uses_some_memory() -> None:
