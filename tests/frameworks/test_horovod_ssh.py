@@ -147,7 +147,7 @@ def test_workers_and_machines_come_and_go_and_the_losses_stay(job: Job, python: 
     assert sorted(losses) == list(range(1, ITERATIONS + 1))
     assert {ranks for ranks, _ in losses.values()} == {2, 3}
     assert [loss for _, loss in losses.values()] == pytest.approx(losses_alone(python, ITERATIONS), rel=1e-3)
-    assert job.said().count("Accepted publickey") == 4
+    assert job.said().count("Accepted publickey") >= 4  # More if horovodrun gave up a peer, and was started anew.
     assert TOKEN not in job.said()
     assert "PRIVATE KEY" not in job.said()
 
