@@ -5,20 +5,26 @@ run.
 "Memory Management"). Memory must be unregistered before it is unmapped: CUDA would go on to use the old pages for what
 is mapped there later. Streams and events: PyTorch, "CUDA semantics". A restore does not register the slot, as that
 takes longer than the copy: its blocks go through a few pinned buffers.
+
+A new thread's current device is the first one, and most calls of the runtime make a context on the current device: some
+hundred MB of it for each rank. So every thread selects its own device before any such call, and returns to a device
+without a context only in name, as `torch.cuda.device` does.
 """
 
 from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from everstep.runtime.checkpoint.shard.device_copies import Gather, Piece, packed_views
 from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES
 from everstep.runtime.checkpoint.shard.layout import SMALL_BYTES
 
-_BUFFERS = 8
-"""Pinned buffers of one block each, for the blocks that are on their way to the device."""
+_BUFFERS = 16
+"""Pinned buffers of one block each, for the blocks that are on their way to the device. Pinning one takes longer than
+copying it: they are made as they are needed."""
 
 
 class CudaCopies:
@@ -32,22 +38,24 @@ class CudaCopies:
 
     def register(self, memory: memoryview) -> None:
         """Raises RuntimeError, as where the limit of locked memory is too low."""
-        flat, cuda = torch.frombuffer(memory, dtype=torch.uint8), _runtime()
-        if code := int(cuda.cudaHostRegister(flat.data_ptr(), len(flat), 0)):
-            raise RuntimeError(f"cudaHostRegister of {len(flat) / 1e6:.1f} MB: error {code}")
+        flat = torch.frombuffer(memory, dtype=torch.uint8)
+        with torch.cuda.device(self.device):
+            if code := int(_runtime().cudaHostRegister(flat.data_ptr(), len(flat), 0)):
+                raise RuntimeError(f"cudaHostRegister of {len(flat) / 1e6:.1f} MB: {_describe(code)}")
         self._registered.append(flat)
 
     def unregister(self) -> None:
         """See the protocol. Raises RuntimeError."""
-        while self._registered:
-            if code := int(_runtime().cudaHostUnregister(self._registered[-1].data_ptr())):
-                raise RuntimeError(f"cudaHostUnregister: error {code}")
-            self._registered.pop()
+        with torch.cuda.device(self.device):
+            while self._registered:
+                if code := int(_runtime().cudaHostUnregister(self._registered[-1].data_ptr())):
+                    raise RuntimeError(f"cudaHostUnregister: {_describe(code)}")
+                self._registered.pop()
 
     def begin(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], gathers: Sequence[Gather]) -> "_CudaCopying":
         """Raises RuntimeError (torch.OutOfMemoryError: no room to pack the small tensors)."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.no_grad(), torch.cuda.stream(self._stream):
+        with torch.no_grad(), torch.cuda.device(self.device), torch.cuda.stream(self._stream):
             for gather in gathers:
                 buffer = torch.empty(len(gather.target), dtype=torch.uint8, device=self.device)
                 torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
@@ -61,18 +69,23 @@ class CudaCopies:
                 *(source for gather in gathers for source in gather.sources),
             ]:
                 source.record_stream(self._stream)  # Its memory is not used again before the copy, even if it is freed.
-            end_event = torch.cuda.Event()
+            end_event = torch.cuda.Event(blocking=True)  # Who waits for it sleeps, and does not use up a core.
             end_event.record(self._stream)
         return _CudaCopying(self.device, end_event)
 
     def uploads(self) -> "_CudaUploads":
-        """See the protocol. Raises RuntimeError without room for pinned memory."""
+        """See the protocol."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         return _CudaUploads(self._stream)
 
 
 def _runtime() -> Any:
     return torch.cuda.cudart()
+
+
+def _describe(code: int) -> str:
+    """CUDA's words for an error."""
+    return f"{_runtime().cudaGetErrorString(_runtime().cudaError(code))} ({code})"
 
 
 class _CudaCopying:
@@ -83,7 +96,8 @@ class _CudaCopying:
         torch.cuda.current_stream(self._device).wait_event(self._ended)
 
     def wait(self) -> None:
-        self._ended.synchronize()
+        with torch.cuda.device(self._device):
+            self._ended.synchronize()
 
 
 class _Pinned(NamedTuple):
@@ -95,24 +109,32 @@ class _Pinned(NamedTuple):
 class _CudaUploads:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
-        self._buffers = SimpleQueue[_Pinned]()
+        self._buffers = SimpleQueue[_Pinned | None]()
+        """None: it is not made yet."""
         for _ in range(_BUFFERS):
-            memory = torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=True)
-            self._buffers.put(_Pinned(memory, torch.cuda.Event()))
+            self._buffers.put(None)
 
     def add(self, block: memoryview, pieces: Sequence[Piece]) -> None:
-        source = torch.frombuffer(block, dtype=torch.uint8)
-        with torch.no_grad(), torch.cuda.stream(self._stream):  # Also sets this thread's device.
+        with torch.no_grad(), torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
             buffer = self._buffers.get()
             try:
+                buffer = buffer or _make_pinned()
                 buffer.free.synchronize()
-                _upload(buffer.memory[: len(source)].copy_(source), pieces)
+                source = buffer.memory[: len(block)]
+                source.numpy()[:] = np.frombuffer(block, np.uint8)  # By this thread alone: torch would use all of its.
+                _upload(source, pieces)
                 buffer.free.record(self._stream)
             finally:
                 self._buffers.put(buffer)
 
     def wait(self) -> None:
-        self._stream.synchronize()
+        with torch.cuda.device(self._stream.device):
+            self._stream.synchronize()
+
+
+def _make_pinned() -> _Pinned:
+    memory = torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=True)
+    return _Pinned(memory, torch.cuda.Event(blocking=True))
 
 
 def _upload(source: torch.Tensor, pieces: Sequence[Piece]) -> None:
