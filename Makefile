@@ -159,18 +159,8 @@ accept-survivors: $(READY)  ## every line that survivors promise: wanted, measur
 accept-gpu: $(READY)  ## every line about GPUs: wanted, measured, holds or not; "no device" where there is none
 	$(BIN)/python -m benchmarks.accept_gpu
 
-GPU_WHEELS := nvidia-ml-py msgspec xxhash psutil rich markdown-it-py mdurl pygments numpy safetensors packaging pytest iniconfig \
-  pluggy aiohttp aiohappyeyeballs aiosignal attrs frozenlist multidict propcache yarl idna typing-extensions
 gpu-bundle: $(READY)  ## build/gpu: what accept-gpu needs on a bare Linux with Python 3.12 and torch, without network
-	rm -rf build/gpu && mkdir -p build/gpu/wheels
-	git archive HEAD benchmarks everstep runtime steps tests pyproject.toml | tar -x -C build/gpu
-	for name in $(GPU_WHEELS); do sed -n "/^$$name==/,/[^\\\\]$$/p" constraints.txt; done > build/gpu/versions.txt
-	$(BIN)/python -m pip download -q --require-hashes --only-binary=:all: --no-deps --python-version 3.12 --dest build/gpu/wheels \
-	  --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform any -r build/gpu/versions.txt
-	printf '%s\n' '#!/bin/sh' 'cd "$$(dirname "$$0")" || exit 1' \
-	  'python3 -m pip install -q --no-index --no-deps --target site wheels/*.whl || exit 1' \
-	  'PYTHONPATH=site exec python3 -m benchmarks.accept_gpu "$$@"' > build/gpu/run
-	chmod +x build/gpu/run && du -sh build/gpu
+	$(BIN)/python -m benchmarks.gpu_bundle
 
 SEQUENCES ?= 1000000
 liveness: $(READY)  ## so many random sequences of whole jobs, in virtual time: each must end or train on (an hour for 10^6)

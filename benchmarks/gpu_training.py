@@ -1,8 +1,9 @@
 """The script of a line of `benchmarks.accept_gpu`: compiled, in bf16, two passes an iteration, a save after each.
 
-    everstep launch --standalone --max-restarts 1 benchmarks/gpu_training.py FILE [KILLED]
+    everstep launch --standalone --max-restarts 1 benchmarks/gpu_training.py compiled|eager FILE [KILLED]
 
 FILE gets the weights' sums, exact to the bit. With KILLED the process kills itself once, and creates that file before.
+`eager`: not compiled, for a machine that cannot.
 """
 
 import os
@@ -15,15 +16,18 @@ from torch import nn
 
 import everstep
 
+MODE, FILE, *KILLED = sys.argv[1], *map(Path, sys.argv[2:])
 ITERATIONS, KILLED_AT = 30, 15
-WIDTH = 1024 if torch.cuda.is_available() else 32
-"""Without a device only the script itself is tried."""
+WIDTH = 512 if torch.cuda.is_available() else 32
+"""Without a device only the script itself is tried. With one, three copies of the state fit 64 MB of shared memory, as
+containers have."""
+LAYERS = 4
 SAMPLES = 256
 
 
 def build() -> nn.Module:
-    """8 million parameters on a device."""
-    layers = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH)) for _ in range(8))
+    """A million parameters on a device."""
+    layers = (nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.LayerNorm(WIDTH)) for _ in range(LAYERS))
     return nn.Sequential(*layers)
 
 
@@ -32,7 +36,7 @@ def main(job: everstep.Context) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     model = job.keep(build).to(job.device)
-    network = job.keep(torch.compile, model)
+    network = job.keep(torch.compile, model) if MODE == "compiled" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     state = {"model": model, "optimizer": optimizer}
     checkpointer = everstep.Checkpointer(state)
@@ -47,12 +51,12 @@ def main(job: everstep.Context) -> None:
         optimizer.zero_grad()
         checkpointer.save(iteration, state)
         everstep.report(loss=loss.item())
-        if iteration == KILLED_AT and len(sys.argv) > 2 and not (killed := Path(sys.argv[2])).exists():
-            killed.touch()
+        if iteration == KILLED_AT and KILLED and not KILLED[0].exists():
+            KILLED[0].touch()
             os.kill(os.getpid(), signal.SIGKILL)
     checkpointer.finish(state)
     sums = [float(parameter.double().sum()).hex() for parameter in model.parameters()]
-    Path(sys.argv[1]).write_text("\n".join(sums))
+    FILE.write_text("\n".join(sums))
 
 
 main()

@@ -157,13 +157,13 @@ class Node:
     def link(self, round_: int = 1, local_rank: int = 0) -> Link:
         return Link(self.path, Hello(1, local_rank, local_rank, round_))
 
-    def has_memory(self) -> None:
+    def has_memory(self, patience_s: float = PATIENCE_S) -> None:
         """Wait until every slot has its memory: before, a stage may take the place of an older one instead."""
 
         def there() -> bool:
             return all(segment.ready_slots == segment.slots for segment in map(SegmentFile.open, self.shm.iterdir()))
 
-        wait_until(there, "all slots have their memory", PATIENCE_S)
+        wait_until(there, "all slots have their memory", patience_s)
 
     @property
     def keeper(self) -> Keeper:

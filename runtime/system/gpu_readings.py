@@ -6,7 +6,8 @@ device.
 """
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 _LOWERED = {
@@ -29,9 +30,10 @@ class DeviceReading(NamedTuple):
     used_bytes: int
     total_bytes: int
     busy: float
-    """Share of the last second or less in which something ran on it."""
+    """Share of the last second or less in which something ran on it. 0 also if it does not tell, as a part of a device
+    (MIG)."""
     to_device: float
-    """Bytes per second over its bus, within 20 ms."""
+    """Bytes per second over its bus, within 20 ms. 0 also if it does not tell."""
     from_device: float
     uncorrected: int | None
     """Memory errors since the driver was loaded that ECC could not correct; None: it has no ECC."""
@@ -65,23 +67,25 @@ def _handle(nvml: Any, name: str) -> Any:
 
 
 def _read(nvml: Any, device: Any) -> DeviceReading:
-    memory = nvml.nvmlDeviceGetMemoryInfo(device)
-    rates = [nvml.nvmlDeviceGetPcieThroughput(device, way) for way in (nvml.NVML_PCIE_UTIL_RX_BYTES,
-                                                                       nvml.NVML_PCIE_UTIL_TX_BYTES)]  # fmt: skip
-    bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
+    memory, rate = nvml.nvmlDeviceGetMemoryInfo(device), nvml.nvmlDeviceGetPcieThroughput
+    ask = partial(_ask, nvml, device)
+    use = ask(nvml.nvmlDeviceGetUtilizationRates)
+    bits = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
+    errors = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     return DeviceReading(
         used_bytes=memory.used,
         total_bytes=memory.total,
-        busy=nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100,
-        to_device=rates[0] * 1000.0,
-        from_device=rates[1] * 1000.0,
-        uncorrected=_uncorrected_errors(nvml, device),
+        busy=use.gpu / 100 if use else 0.0,
+        to_device=(ask(rate, nvml.NVML_PCIE_UTIL_RX_BYTES) or 0) * 1000.0,
+        from_device=(ask(rate, nvml.NVML_PCIE_UTIL_TX_BYTES) or 0) * 1000.0,
+        uncorrected=ask(nvml.nvmlDeviceGetTotalEccErrors, *errors),
         lowered=tuple(why for bit, why in _LOWERED.items() if bits & bit),
     )
 
 
-def _uncorrected_errors(nvml: Any, device: Any) -> int | None:
+def _ask(nvml: Any, device: Any, question: Callable[..., Any], *details: int) -> Any:
+    """None if this kind of device does not tell."""
     try:
-        return nvml.nvmlDeviceGetTotalEccErrors(device, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        return question(device, *details)
     except nvml.NVMLError_NotSupported:
         return None

@@ -1,37 +1,105 @@
-"""On a CUDA device: saved while the device works, restored bit for bit."""
+"""On a CUDA device: saved while the device works, restored bit for bit.
+
+`test_cuda_copies` runs these tests on a stand-in, where there is no device.
+"""
 
 from typing import Any
 
 import pytest
 import torch
 
+from everstep.runtime.checkpoint.shard.layout import read_header
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICE = "cuda"
+WIDTH = 4096
+
+
+def make_state(seed: int) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    layers = torch.nn.Linear(512, WIDTH), torch.nn.GELU(), torch.nn.BatchNorm1d(WIDTH), torch.nn.Linear(WIDTH, 512)
+    model = torch.nn.Sequential(*layers).to(DEVICE)
+    others = {
+        "half": torch.randn(300, device=DEVICE).bfloat16(),
+        "columns": torch.randn(30, 40, device=DEVICE).T,
+        "mask": torch.randn(7, device=DEVICE) > 0,
+        "complex": torch.randn(5, device=DEVICE).cfloat().conj(),
+        "scalar": torch.randn(1, device=DEVICE)[0],
+        "here": torch.randn(9),
+    }
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.01, fused=True), "others": others}
+
+
+def step(state: dict[str, Any]) -> None:
+    state["model"](torch.randn(256, 512, device=DEVICE)).square().mean().backward()
+    state["optimizer"].step()
+    state["optimizer"].zero_grad()
 
 
 def test_a_state_on_the_device_is_saved_after_its_last_step_and_restored_bit_for_bit(node: Any, same: Any) -> None:
-    def make_state(seed: int) -> dict[str, Any]:
-        torch.manual_seed(seed)
-        model = torch.nn.Sequential(torch.nn.Linear(512, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 512)).cuda()
-        return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)}
-
-    def step(state: dict[str, Any]) -> None:
-        state["model"](torch.randn(256, 512, device="cuda")).square().mean().backward()
-        state["optimizer"].step()
-        state["optimizer"].zero_grad()
-
     node.begin(1)
     saved_state, live = make_state(1), make_state(2)
     checkpointer = Checkpointer(saved_state, keeper=node.link())
     for iteration in (1, 2, 3):
         step(saved_state)  # Still queued on the device when the save begins.
         checkpointer.save(iteration, saved_state)
+    checkpointer.close()
     node.keeper.worker_died(0)
     node.begin(2, node.newest())
-    assert Checkpointer(live, keeper=node.link(2)).load(live) == 3
+    again = Checkpointer(live, keeper=node.link(2))
+    assert again.load(live) == 3
     assert same(live, saved_state)
     for state in (saved_state, live):
         torch.manual_seed(9)
         step(state)
     assert same(live, saved_state)
+    again.save(4, live)  # The next round goes on with the same slots.
+    again.close()
+    assert node.newest().iteration == 4
+
+
+class Counting(torch.optim.Optimizer):
+    """Sets every parameter to the number of its steps."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+        self.steps = 0
+
+    def step(self, closure: Any = None) -> None:
+        self.steps += 1
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.fill_(self.steps)
+
+
+def test_what_is_saved_beside_training_is_of_one_moment(node: Any) -> None:
+    sizes = [1 << 21] * 6 + [300] * 20
+    parameters = [torch.nn.Parameter(torch.zeros(size, device=DEVICE)) for size in sizes]
+    state = {"weights": dict(enumerate(parameters)), "optimizer": Counting(parameters)}
+    factor = torch.randn(WIDTH, WIDTH, device=DEVICE)
+    node.begin(1)
+    checkpointer = Checkpointer(state, keeper=node.link())
+    for iteration in range(1, 13):
+        torch.mm(factor, factor)  # The step comes while the last save's copies run, or did not begin.
+        state["optimizer"].step()
+        checkpointer.save(iteration, state)  # Waits for the commit of the last one.
+        if iteration > 1:
+            with node.keeper.open_shard(1, iteration - 1, 0) as shard:
+                values = {float(value) for place in read_header(shard).tensors.values() for value in place.view(shard)}
+            assert values == {iteration - 1.0}
+    checkpointer.close()
+
+
+def test_each_slot_is_registered_beside_training_and_no_longer_when_the_round_is_over(node: Any) -> None:
+    state = make_state(1)
+    node.begin(1)
+    checkpointer = Checkpointer(state, keeper=node.link())
+    node.has_memory()
+    for iteration in range(1, 5):
+        checkpointer.save(iteration, state)
+    checkpointer.finish(state)
+    assert checkpointer.segment is not None
+    slots = [torch.frombuffer(checkpointer.segment.slot(number), dtype=torch.uint8) for number in range(3)]
+    assert [slot.is_pinned() for slot in slots] == [True] * 3
+    checkpointer.close()
+    assert [slot.is_pinned() for slot in slots] == [False] * 3

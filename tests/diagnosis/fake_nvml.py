@@ -24,6 +24,12 @@ class Device:
     from_device_kb: int = 0
     uncorrected: int | None = 0
     reasons: int = 0
+    is_part: bool = False
+    """Of a device that is divided: it tells of its memory only."""
+
+    def require_whole(self) -> None:
+        if self.is_part:
+            raise NVMLError_NotSupported("Not Supported")
 
 
 class FakeNvml:
@@ -48,12 +54,15 @@ class FakeNvml:
         return SimpleNamespace(used=device.used, total=device.total)
 
     def nvmlDeviceGetUtilizationRates(self, device: Device) -> SimpleNamespace:
+        device.require_whole()
         return SimpleNamespace(gpu=device.busy)
 
     def nvmlDeviceGetPcieThroughput(self, device: Device, way: int) -> int:
+        device.require_whole()
         return device.to_device_kb if way == self.NVML_PCIE_UTIL_RX_BYTES else device.from_device_kb
 
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: Device) -> int:
+        device.require_whole()
         return device.reasons
 
     def nvmlDeviceGetTotalEccErrors(self, device: Device, kind: int, counter: int) -> int:

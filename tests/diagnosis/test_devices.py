@@ -11,7 +11,7 @@ from everstep.runtime.diagnosis import report, workload
 from everstep.runtime.diagnosis.devices import DeviceError, DeviceWork, require_fit
 from everstep.runtime.diagnosis.evidence import FAILED_S, DeviceFinding, Measurement, Round
 from everstep.runtime.diagnosis.verdicts import judge
-from everstep.runtime.system.gpu_readings import NoReadingsError, open_nvml, read_devices
+from everstep.runtime.system.gpu_readings import DeviceReading, NoReadingsError, open_nvml, read_devices
 from tests.diagnosis.fake_nvml import Device, FakeNvml
 
 WELL = DeviceFinding("cuda:0", 0.1, 50_000.0, 52_000.0, (), 0)
@@ -32,6 +32,11 @@ def test_a_device_without_ecc_has_no_count_and_a_missing_one_is_said() -> None:
     assert read_devices(nvml, ["0"])[0].uncorrected is None
     with pytest.raises(NoReadingsError, match="NVML: Invalid Argument"):
         read_devices(nvml, ["1"])
+
+
+def test_a_part_of_a_device_tells_of_its_memory_only() -> None:
+    nvml = FakeNvml(Device("MIG-a", 5 << 30, 10 << 30, 93, 2_000, 1_000, None, 0x40, is_part=True))
+    assert read_devices(nvml, ["MIG-a"]) == [DeviceReading(5 << 30, 10 << 30, 0.0, 0.0, 0.0, None, ())]
 
 
 def test_without_the_package_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

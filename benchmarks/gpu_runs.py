@@ -1,0 +1,170 @@
+"""Lines of `benchmarks.accept_gpu`: tests, trainings and checks on the devices of this machine."""
+
+import argparse
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from everstep.runtime.agent.device_watch import line_of
+from everstep.runtime.agent.preload import is_cuda_initialized
+from everstep.runtime.diagnosis.devices import exercise_devices
+from everstep.runtime.job.error_kinds import kind_of
+from everstep.runtime.platform.devices import machine_devices, node_devices
+from everstep.runtime.system.gpu_readings import NoReadingsError, open_nvml, read_devices
+from tests.harness import ROOT
+
+SCRIPT_S = 200.0
+"""Within this a script's job has ended, also where torch compiles for the first time."""
+COPIED_BYTES = 1 << 30
+TOO_MANY_BYTES = 1 << 50
+
+
+class RunError(RuntimeError):
+    """A script failed. One line."""
+
+
+def launch(store: Path, script: str, arguments: Sequence[str], *flags: str) -> str:
+    """As `run`, of a script of this folder, by Everstep's launcher."""
+    command = ["-m", "everstep", "launch", "--standalone", "--max-restarts=1", f"--store={store}", *flags]
+    return run([*command, f"{ROOT / 'benchmarks' / script}", *arguments])
+
+
+def run(command: Sequence[str], limit_s: float = SCRIPT_S, **more: Any) -> str:
+    """The output of Python with these arguments. Raises RunError, and ends it by SIGTERM after `limit_s`."""
+    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               text=True, **more)  # fmt: skip
+    try:
+        out, errors = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)  # By which a launcher ends its agents.
+        process.communicate()
+        raise RunError(f"not done within {limit_s:.0f} s") from None
+    if process.returncode:
+        print(errors, file=sys.stderr)
+        words = [line for line in (errors or out).splitlines() if line.strip()]
+        raise RunError(f"exit code {process.returncode}: {(words or [''])[-1][:200]}")
+    return out
+
+
+def measure_exactness(_: argparse.Namespace) -> tuple[str, bool]:
+    """The tests that need a device."""
+    folder = ROOT / "tests" / "checkpoint"  # Its own fixtures are enough; those of all tests need more packages.
+    command = ["-m", "pytest", "-p", "no:cacheprovider", f"--confcutdir={folder}", f"{folder / 'test_cuda.py'}"]
+    lines = run(command, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}).strip().splitlines()
+    return lines[-1], "passed" in lines[-1] and "skipped" not in lines[-1]
+
+
+def measure_determinism(_: argparse.Namespace) -> tuple[str, bool]:
+    """Two runs of one product and backward pass in processes that set what the default script sets."""
+    script = (
+        "import os, torch\nos.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')\n"
+        "torch.use_deterministic_algorithms(True)\ntorch.manual_seed(0)\n"
+        "m = torch.nn.Linear(512, 512).cuda()\nm(torch.randn(64, 512, device='cuda')).square().sum().backward()\n"
+        "print(m.weight.grad.double().sum().item().hex())\n"
+    )
+    sums = {run(["-c", script]) for _ in range(2)}
+    return ("equal bit for bit" if len(sums) == 1 else f"they differ: {sums}"), len(sums) == 1
+
+
+def measure_driver(_: argparse.Namespace) -> tuple[str, bool]:
+    """What the driver says before and after an initialization that torch's flag does not show."""
+    ctypes.CDLL("libcuda.so.1")
+    before = is_cuda_initialized()
+    ctypes.CDLL("libcuda.so.1").cuInit(0)
+    words = f"{before} {is_cuda_initialized()}"
+    return words, words == "False True" and not torch.cuda.is_initialized()
+
+
+def measure_memory_error(_: argparse.Namespace) -> tuple[str, bool]:
+    """What a device without room is called."""
+    try:
+        torch.empty(TOO_MANY_BYTES, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as error:
+        name = kind_of(f"{type(error).__name__}: {error}", 1).name
+        return name, name == "out of GPU memory"
+    return "no error", False
+
+
+def measure_check(_: argparse.Namespace) -> tuple[str, bool]:
+    """The node check's work on every device, and what their driver says of memory errors and lowered clocks."""
+    done = exercise_devices(torch.cuda.device_count(), short=False)
+    copies = min((min(device.to_host, device.to_device) for device in done.devices), default=0.0)
+    matmul, collectives = f"matmul {done.matmul_s:.2f} s", f"collectives {done.collectives_s:.2f} s"
+    each = (f"{of.device}: {of.uncorrected} errors, {', '.join(of.lowered) or 'full clocks'}" for of in done.devices)
+    return f"{matmul}, {collectives}, copies >= {copies / 1e3:.1f} GB/s; {done.unread or '; '.join(each)}", True
+
+
+def measure_telemetry(_: argparse.Namespace) -> tuple[str, bool]:
+    """A line of a node's telemetry while the device copies."""
+    on_device = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
+    pinned = torch.empty(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
+    try:
+        nvml = open_nvml()
+        for _number in range(50):
+            pinned.copy_(on_device, non_blocking=True)
+        line = line_of(read_devices(nvml, machine_devices(os.environ)))
+    except NoReadingsError as error:
+        return f"{error}", True
+    torch.cuda.synchronize()
+    used, busy, rate = float(line["used_bytes"]), float(line["busy"]), float(line["from_device"])
+    return f"{used / 1e9:.1f} GB used, {busy:.0%} busy, {rate / 1e9:.1f} GB/s to the host", used >= COPIED_BYTES
+
+
+def measure_sharing(_: argparse.Namespace) -> tuple[str, bool]:
+    """What two nodes of this machine see, with one worker each."""
+    devices, script = machine_devices(os.environ), (
+        "import torch\nprint(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)"
+    )  # fmt: skip
+    replies = [run(["-c", script], env={**os.environ, **node_devices(devices, node, 1)}).strip() for node in range(2)]
+    return "; ".join(replies), len(set(replies)) == 2 and all(reply.startswith("1 ") for reply in replies)
+
+
+def measure_abort(_: argparse.Namespace) -> tuple[str, bool]:
+    """How soon a survivor leaves its collective after its peer's death."""
+    with tempfile.TemporaryDirectory(prefix="everstep-gpu-") as name:
+        out = launch(Path(name, "store"), "gpu_survivor.py", [f"{name}/killed"], "--nproc-per-node=2")
+    seconds = [float(line.split()[-1]) for line in out.splitlines() if "left " in line]
+    if not seconds:
+        return "no rank survived", False
+    return f"{max(seconds):.2f} s", max(seconds) <= 1.0
+
+
+def measure_training(_: argparse.Namespace) -> tuple[str, bool]:
+    """A training that is killed once beside one that is not, and what its report says of its saves.
+
+    Where torch cannot compile, as without a C compiler, it is also tried without.
+    """
+    if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
+        words, holds = _train("eager")
+        return f"no C compiler, so not compiled: {words}", holds
+    try:
+        return _train("compiled")
+    except RunError as error:
+        return f"compiled: {error}; not compiled: {_train('eager')[0]}", False
+
+
+def _train(mode: str) -> tuple[str, bool]:
+    weights = list[str]()
+    with tempfile.TemporaryDirectory(prefix="everstep-gpu-") as name:
+        for number, more in enumerate(([], [f"{name}/killed"])):
+            result = Path(name, f"{number}")
+            arguments = [mode, f"{result}", *more]
+            launch(Path(name, "store"), "gpu_training.py", arguments, f"--rdzv-id=training-{number}")
+            weights.append(result.read_text())
+        report = run(["-m", "everstep", "report", f"{name}/store/jobs/training-1", "-o", "json"])
+        staged = json.loads(report)["jobs"][0]["staged"]
+        killed = Path(name, "killed").exists()
+    same = "equal weights" if weights[0] == weights[1] else "the weights differ"
+    overlap = "unknown" if staged["overlap"] is None else f"{staged['overlap']:.0%}"
+    words = f"{same}; {staged['saves']} saves, {staged['bytes'] / 1e9:.1f} GB staged, {overlap} beside training"
+    return words, killed and weights[0] == weights[1] and staged["bytes"] > 0

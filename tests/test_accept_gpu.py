@@ -1,0 +1,112 @@
+"""`make accept-gpu`, rehearsed: on a stand-in for torch.cuda every line of it runs, and figures mean nothing."""
+
+import argparse
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+import pytest
+
+from benchmarks import accept_gpu, gpu_bundle, gpu_copies, gpu_runs
+from benchmarks.accept_gpu import Part
+from benchmarks.apart import ApartError, run_apart
+from everstep.runtime.checkpoint.shard.cuda_copies import CudaCopies
+from everstep.runtime.checkpoint.worker import overlapped_saves
+from everstep.runtime.diagnosis import devices
+from tests.checkpoint.cuda_stand_in import stand_in
+from tests.diagnosis.fake_nvml import Device, FakeNvml
+from tests.harness import ROOT, wait_until
+
+OPTIONS = argparse.Namespace(gib=0.001, words=[], minutes=10.0)
+
+
+@pytest.mark.parametrize(
+    ("measure", "words"),
+    [
+        (gpu_copies.measure_staging, " x ("),
+        (gpu_copies.measure_restore, "the agent's check before took"),
+        (gpu_copies.measure_overlap, "saved in each"),
+        (gpu_copies.measure_peers, "torch.save "),
+        (gpu_runs.measure_memory_error, "out of GPU memory"),
+        (gpu_runs.measure_check, "cuda:0: 0 errors, full clocks; cuda:1: 0 errors, full clocks"),
+        (gpu_runs.measure_telemetry, "0.0 GB used, 20% busy"),
+    ],
+)
+def test_every_line_that_one_process_measures_ends_with_its_figures(
+    measure: Callable[[argparse.Namespace], tuple[str, bool]], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, own=0)
+    nvml = FakeNvml(Device("GPU-a", used=1 << 20, busy=40), Device("GPU-b"))
+    monkeypatch.setattr(overlapped_saves, "_KINDS", {"cpu": CudaCopies})
+    for name, value in {"DEVICE": "cpu", "WIDTH": 64, "FACTOR": 32, "ITERATION_S": 1e-4, "PINS": False}.items():
+        monkeypatch.setattr(gpu_copies, name, value)
+    for name, value in {
+        "MATRIX_SIZE": 64,
+        "COPIED_BYTES": 1 << 22,
+        "SHORT_BYTES": 1 << 20,
+        "MEMORY_SHARE": 1e-3,
+    }.items():
+        monkeypatch.setattr(devices, name, value)
+    monkeypatch.setattr(devices, "_time_collectives", lambda count: 0.1)
+    monkeypatch.setattr(devices, "SLOW_FACTOR", 1e9)
+    monkeypatch.setattr(devices, "SLOWEST_COPY", 1.0)
+    monkeypatch.setattr(gpu_runs, "COPIED_BYTES", 1 << 20)
+    for module in (devices, gpu_runs):
+        monkeypatch.setattr(module, "open_nvml", lambda: nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert words in measure(OPTIONS)[0]
+
+
+@pytest.mark.long
+def test_the_script_that_is_killed_ends_with_the_weights_of_the_one_that_is_not() -> None:
+    words, _ = gpu_runs._train("eager")  # Nothing is staged beside training without a device.
+    assert words.startswith("equal weights; ")
+
+
+def fail(_: argparse.Namespace) -> NoReturn:
+    raise ValueError("of\ntwo lines")
+
+
+def die(_: argparse.Namespace) -> NoReturn:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def test_a_line_that_fails_or_kills_its_process_or_needs_more_devices_leaves_the_next_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = [("fails", 1, fail), ("dies", 1, die), ("two", 2, fail), ("well", 1, lambda _: (f"{os.getpid()}", True))]
+    monkeypatch.setattr(accept_gpu, "PARTS", [Part(promise, "", count, work) for promise, count, work in parts])
+    failed, died, two, well = accept_gpu.lines(OPTIONS, 1)
+    assert (failed.measured, failed.holds) == ("ValueError: of two lines", False)
+    assert (died.measured, died.holds) == ("its process ended with exit code -9", False)
+    assert (two.measured, two.holds) == ("needs 2 devices", None)
+    assert (int(well.measured) != os.getpid(), well.holds) == (True, True)
+    late = argparse.Namespace(**{**vars(OPTIONS), "minutes": 0.0})
+    assert {(line.measured, line.holds) for line in accept_gpu.lines(late, 2)} == {("not begun within 0 minutes", None)}
+    assert {line.measured for line in accept_gpu.lines(OPTIONS, 0)} == {"no device"}
+
+
+def test_a_line_that_does_not_end_is_ended_with_the_processes_that_it_began(tmp_path: Path) -> None:
+    def hang() -> None:
+        child = psutil.Popen(["sleep", "1000"])
+        (tmp_path / "fresh").write_text(f"{child.pid}")
+        (tmp_path / "fresh").rename(tmp_path / "pid")
+        time.sleep(1000)
+
+    with pytest.raises(ApartError, match="not done within 1 s"):
+        run_apart(hang, 1.0)
+    pid = int(wait_until((tmp_path / "pid").read_text, "the work had begun"))
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_all_that_the_bundle_brings_along_is_locked_with_its_hashes() -> None:
+    entries = gpu_bundle.locked((ROOT / "constraints.txt").read_text(), gpu_bundle.PACKAGES)
+    assert [line.partition("==")[0] for line in entries.splitlines() if "==" in line] == list(gpu_bundle.PACKAGES)
+    assert entries.count("--hash=") >= len(gpu_bundle.PACKAGES)
+    with pytest.raises(ValueError, match="does not lock msg"):
+        gpu_bundle.locked("msgspec==1\n", ["msg"])
