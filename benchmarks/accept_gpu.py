@@ -25,7 +25,7 @@ import torch
 
 from benchmarks import gpu_copies, gpu_runs
 from benchmarks.acceptance import Line, is_asked, judge, parse_options
-from benchmarks.apart import ApartError, run_apart
+from benchmarks.apart import PartError, run_apart
 
 LIMIT_S = 470.0
 """Of one line."""
@@ -112,7 +112,7 @@ def measure(part: Part, options: argparse.Namespace, limit_s: float) -> Line:
     began = time.monotonic()
     try:
         outcome, holds = run_apart(partial(part.measure, options), limit_s)
-    except ApartError as error:
+    except PartError as error:
         outcome, holds = f"{error}", False
     print(f"({time.monotonic() - began:.0f} s)", end=" ", file=sys.stderr, flush=True)
     return Line(part.promise, part.wanted, outcome, holds)

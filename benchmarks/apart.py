@@ -20,12 +20,12 @@ _PATIENCE_S = 10.0
 """For an end that was asked for."""
 
 
-class ApartError(RuntimeError):
+class PartError(RuntimeError):
     """What the work raised, or how its process ended: one line."""
 
 
 def run_apart(work: Callable[[], T], limit_s: float) -> T:
-    """What `work` returns, which must be picklable. Raises ApartError, also if it takes longer than `limit_s`.
+    """What `work` returns, which must be picklable. Raises PartError, also if it takes longer than `limit_s`.
 
     Processes that it has left in its process group are ended.
     """
@@ -37,15 +37,15 @@ def run_apart(work: Callable[[], T], limit_s: float) -> T:
     sender.close()
     try:
         if not receiver.poll(limit_s):
-            raise ApartError(f"not done within {limit_s:.0f} s")
+            raise PartError(f"not done within {limit_s:.0f} s")
         value, problem = receiver.recv()
     except EOFError:
         process.join(_PATIENCE_S)
-        raise ApartError(f"its process ended with exit code {process.exitcode}") from None
+        raise PartError(f"its process ended with exit code {process.exitcode}") from None
     finally:
         _end(process)
     if problem:
-        raise ApartError(problem)
+        raise PartError(problem)
     return value
 
 

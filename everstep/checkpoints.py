@@ -18,7 +18,7 @@ from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.protocol.worker_link import Fetch, Fetched
 from everstep.runtime.store import Store, StoreError, open_store
 from everstep.runtime.watch import in_worker
-from everstep.session import current, current_or_first
+from everstep.session import current, current_or_first, is_aborted
 
 RESTORE = "restore"
 _ZERO = {"EVERSTEP_KEEP_LAST": "keeps all checkpoints", "EVERSTEP_PERSIST_INTERVAL": "writes one every minute"}
@@ -92,9 +92,8 @@ class Checkpointer(worker.Checkpointer):
         session, context = checkpoints.session, checkpoints.session.context
         ahead, session.ahead = session.ahead, None
         local_rank = context.local_rank or context.rank * (checkpoints.alone is not None)
-        super().__init__(
-            state, keeper=context.link or checkpoints.alone, rank=context.rank, local_rank=local_rank, ahead=ahead
-        )
+        keeper, place = context.link or checkpoints.alone, {"rank": context.rank, "local_rank": local_rank}
+        super().__init__(state, keeper=keeper, ahead=ahead, is_aborted=is_aborted.is_set, **place)
         session.checkpointer = self
         session.beacon("start")
         self._session = session

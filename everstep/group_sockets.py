@@ -108,10 +108,20 @@ def _shut_down(inode: str, file: int) -> bool:
 
 
 def _abort_groups() -> None:
-    """Abort the communicators of NCCL and its like, which use no socket that could be cut. (Never run on a GPU.)"""
+    """Abort the communicators of NCCL and its like, which use no socket that could be cut. (Never run on a GPU.)
+
+    All at a time: an abort waits for its kernels to end, and these may wait in their stream for those of another group.
+    """
     if not dist.is_initialized():
         return
-    for group, (backend, _) in list(distributed_c10d._world.pg_map.items()):
-        if backend != "gloo":
-            with suppress(RuntimeError, AttributeError):
-                group.abort()
+    groups = [group for group, (backend, _) in list(distributed_c10d._world.pg_map.items()) if backend != "gloo"]
+    threads = [threading.Thread(target=_abort, args=(group,), daemon=True) for group in groups]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _abort(group: dist.ProcessGroup) -> None:
+    with suppress(RuntimeError, AttributeError):
+        group.abort()

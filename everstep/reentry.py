@@ -49,7 +49,7 @@ from everstep.runtime.protocol.survivor_link import (
 from everstep.runtime.protocol.worker_link import LinkError
 from everstep.runtime.watch import in_worker
 from everstep.runtime.watch.board import STACK_SIGNAL
-from everstep.session import Context, RoundOver, end_round, round_ends
+from everstep.session import Context, RoundOver, end_round, is_aborted, round_ends
 from everstep.training import enter
 
 Main = Callable[[Context], object]
@@ -65,6 +65,9 @@ _TRIM_EVERY = 10
 """Rounds. Returning free memory costs some milliseconds, and what the next round uses of it costs as much again."""
 _WATCHDOG = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
 """0: torch's watchdog does not end the process for CUDA's errors, which follow when a communicator is aborted."""
+_ON_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""0: the watchdog neither aborts a communicator by itself, before saves know, nor ends the process: the agent's word
+does the one, and nothing the other (torch, `_abort_process_group`)."""
 _FINISH_FIRST = (os.path.dirname(copy_to_slot.__file__), "<frozen importlib")
 
 
@@ -104,6 +107,7 @@ class _Rounds:
 
     def __init__(self, link: SurvivorLink) -> None:
         os.environ.setdefault(_WATCHDOG, "0")
+        os.environ[_ON_ERRORS] = "0"
         self.kept, self.sockets = KeptValues(), GroupSockets()
         self._link = link
         self._round = int(os.environ["EVERSTEP_ROUND"])
@@ -181,6 +185,7 @@ class _Rounds:
             os.dup2(file, stream)
             os.close(file)
         os.environ.update(seat.environment)
+        os.environ[_ON_ERRORS] = "0"
         in_worker.begin_round(os.environ)
         self.kept.begin_round(seat.restores)
         self._link.send(Seated(seat.round))
@@ -200,6 +205,7 @@ class _Rounds:
                 case RoundEnded():
                     round_ends.set()
                     self._over.set()
+                    is_aborted.set()
                     self.sockets.cut()
                     self._cut.set()
                     waits = GlooWaits()
@@ -211,7 +217,7 @@ class _Rounds:
                             waits.end_forgotten()
                         self._left.wait(_KNOCK_EVERY_S)
                 case NextRound(round_):
-                    for event in (round_ends, self._over, self._cut, self._left):
+                    for event in (round_ends, is_aborted, self._over, self._cut, self._left):
                         event.clear()
                     self._round = round_
                     self._seats.put((message, files))

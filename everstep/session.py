@@ -248,6 +248,8 @@ class OwnLoop:
 _session: Session | None = None
 round_ends = threading.Event()
 """Set once the agent has said that the round ends, at the latest after this iteration."""
+is_aborted = threading.Event()
+"""Set before the round's process groups are aborted: what a device computes from then on may be wrong."""
 
 
 def begin(context: Context, facts: Mapping[str, float | int | str], ahead: SegmentFile | None) -> None:

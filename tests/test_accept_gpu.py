@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import accept_gpu, gpu_bundle, gpu_copies, gpu_runs
 from benchmarks.accept_gpu import Part
-from benchmarks.apart import ApartError, run_apart
+from benchmarks.apart import PartError, run_apart
 from everstep.runtime.checkpoint.shard.cuda_copies import CudaCopies
 from everstep.runtime.checkpoint.worker import overlapped_saves
 from everstep.runtime.diagnosis import devices
@@ -98,7 +98,7 @@ def test_a_line_that_does_not_end_is_ended_with_the_processes_that_it_began(tmp_
         (tmp_path / "fresh").rename(tmp_path / "pid")
         time.sleep(1000)
 
-    with pytest.raises(ApartError, match="not done within 1 s"):
+    with pytest.raises(PartError, match="not done within 1 s"):
         run_apart(hang, 1.0)
     pid = int(wait_until((tmp_path / "pid").read_text, "the work had begun"))
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

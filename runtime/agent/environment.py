@@ -9,13 +9,17 @@ from everstep.runtime.protocol.worker_link import AGENT_VARIABLE, LOCAL_RANK_VAR
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _CODE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_ON_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+"""3, torch's own default: its watchdog ends the process without aborting the communicator. torchrun's 1 aborts it
+first: for a moment the device goes on with wrong gradients, and a save that runs beside training could keep them."""
 _DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
 def worker_environment(
     settings: Settings, seat: Seat, local_rank: int, *, link: str, base: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """The variables set over the agent's own environment, named and defined as torchrun's ("Environment Variables").
+    """The variables set over the agent's own environment, named and defined as torchrun's ("Environment Variables"),
+    but for `_ON_ERRORS`.
 
     The error file is not among them: the layout of the logs decides it. `link` is the path of the agent's socket;
     `base` is the agent's own environment, which names the node's devices.
@@ -38,7 +42,7 @@ def worker_environment(
         "TORCHELASTIC_MAX_RESTARTS": settings.max_restarts,
         "TORCHELASTIC_RUN_ID": settings.run_id or settings.job,
         "TORCHELASTIC_USE_AGENT_STORE": False,
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": base.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        _ON_ERRORS: base.get(_ON_ERRORS, "3"),
         **settings.variables,
         AGENT_VARIABLE: link,
         "EVERSTEP_ROUND": seat.round,

@@ -52,6 +52,11 @@ class PassedOverError(RestoreError):
         self.flaw = next((refusal.flaw for refusal in self.refusals if refusal.flaw is not Flaw.DAMAGED), Flaw.DAMAGED)
 
 
+class AbortedError(RuntimeError):
+    """Collectives were aborted before the state was copied. The device has gone on without their results, so the state
+    may be wrong: it is not kept."""
+
+
 class SegmentError(OSError):
     """Shared memory is not available, or its content is not a valid segment."""
 

@@ -56,7 +56,8 @@ TABLE = (
               r"NVRM: Xid|GPU has fallen off the bus|uncorrectable ECC|CUDA error: (an illegal|unspecified|hard)"),
     ErrorKind("out of GPU memory", Hope.NO,
               "use a smaller batch or sequence, activation checkpointing, or more ranks to shard over",
-              r"(CUDA|HIP)( error:)? out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"),
+              r"(CUDA|HIP)( error:)? out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|"
+              r"Cuda failure( \d+)? 'out of memory'"),
     ErrorKind("shared memory is full", Hope.NO,
               "give the pod a larger /dev/shm (emptyDir, medium: Memory), or use fewer data loader workers",
               r"(?i)bus error|unable to (open|write to|allocate) shared memory|insufficient shared memory",
@@ -107,7 +108,7 @@ TABLE = (
     ErrorKind("the CUDA driver or a library does not match", Hope.NO,
               "match torch's CUDA version and the driver of the host",
               r"CUDA driver version is insufficient|no kernel image is available|forward compatibility was attempted|"
-              r"Found no NVIDIA driver"),
+              r"Found no NVIDIA driver|NVIDIA driver on your system is too old"),
     ErrorKind("native code crashed", Hope.PERHAPS, "find the last Python frame in the stacks; run with faulthandler",
               r"Segmentation fault|Fatal Python error", (-signal.SIGSEGV, 139, -signal.SIGABRT, 134)),
     ErrorKind("Everstep ended the gang", Hope.YES, "", r"SignalException: .*SIGTERM|got signal: 15", is_echo=True),

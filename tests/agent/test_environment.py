@@ -46,7 +46,7 @@ def test_ranks_are_counted_from_the_seat_and_the_names_are_torchruns() -> None:
         "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "20000", "TORCHELASTIC_RESTART_COUNT": "3",
         "TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RUN_ID": "j", "TORCHELASTIC_USE_AGENT_STORE": "False",
         "OMP_NUM_THREADS": "2", "EVERSTEP_ROUND": "4",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     }  # fmt: skip
     assert expected_variables.items() <= environment_of(2).items()
 

@@ -1,5 +1,6 @@
 """Copies that run beside training, on a device of threads: each shard is of one moment, whenever it is looked at."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from everstep.runtime.checkpoint.errors import AbortedError
 from everstep.runtime.checkpoint.shard.device_copies import CopyPlan
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.state.flatten import flatten
@@ -181,3 +183,24 @@ def test_overlapped_saves_of_a_checkpointer_are_committed_flushed_and_restored(
     node.begin(2, node.newest())
     assert Checkpointer(live, keeper=node.link(2)).load(live) == 5
     assert same(live, state)
+
+
+def test_what_a_device_computes_after_its_collectives_were_aborted_is_not_kept(
+    node: Any, make_state: Callable[[int], dict[str, Any]]
+) -> None:
+    device, aborted = ThreadedDevice(3, trains_here=True), threading.Event()
+    node.begin(1)
+    state = make_state(1)
+    checkpointer = Checkpointer(state, keeper=node.link(), copies=lambda _: device, is_aborted=aborted.is_set)
+    checkpointer.save(1, state)
+    checkpointer.flush(1)
+    release = threading.Event()
+    device.compute.wait_for(release)  # A collective that does not end.
+    checkpointer.save(2, state)
+    aborted.set()
+    release.set()  # The aborted collective ends, and what was queued after it goes on.
+    with pytest.raises(AbortedError, match="not kept"):
+        checkpointer.save(3, state)
+    checkpointer.close()
+    assert node.newest().iteration == 1
+    device.end()

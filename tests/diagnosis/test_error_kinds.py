@@ -88,6 +88,13 @@ WRITTEN = [
     # NCCL's documentation, "ncclRemoteError".
     ("torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to a network error "
      "or a remote process exiting prematurely.", 1, "the connection to another rank broke"),
+    # NVIDIA/nccl issue 1410, with the last line of openxla/xla pull request 7201.
+    ("torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, unhandled cuda error\n"
+     "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'", 1,
+     "out of GPU memory"),
+    # lllyasviel/Fooocus issue 1313.
+    ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver",
+     1, "the CUDA driver or a library does not match"),
     # NVIDIA's "XID Errors", as the driver writes it to the kernel's log.
     ("NVRM: Xid (PCI:0000:04:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", 1,
      "a GPU failed or fell off the bus (Xid)"),

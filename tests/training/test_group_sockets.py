@@ -1,10 +1,13 @@
 """What waits for a peer that does not come raises when the groups' sockets are cut; other sockets are left alone."""
 
 import random
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from everstep import group_sockets
 from everstep.runtime.agent.ports import free_port
 from tests.forks import Forks
 
@@ -25,3 +28,25 @@ def test_a_wait_for_a_peer_ends_when_the_sockets_are_cut(tmp_path: Path, forks: 
     codes = [forks.wait(number) for number in process_numbers]
     assert codes == [0, 0], [(tmp_path / f"{rank}.err").read_text() for rank in range(2)]
     assert done_path.read_text() == f"{raised} own"
+
+
+def test_communicators_are_aborted_all_at_a_time_as_one_may_wait_for_the_others_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, ended = threading.Barrier(2), list[str]()
+
+    class Group:
+        def abort(self) -> None:
+            begun.wait(30.0)
+            ended.append("aborted")
+
+    class Failing:
+        def abort(self) -> None:
+            raise RuntimeError("this backend cannot")
+
+    groups = {Group(): ("nccl", None), Group(): ("cpu:gloo,cuda:nccl", None), Failing(): ("mpi", None)}
+    world = SimpleNamespace(pg_map={**groups, object(): ("gloo", None)})
+    monkeypatch.setattr(group_sockets.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(group_sockets.distributed_c10d, "_world", world)
+    group_sockets._abort_groups()
+    assert ended == ["aborted"] * 2

@@ -12,6 +12,7 @@ import torch
 
 from everstep.runtime import faults
 from everstep.runtime.checkpoint.errors import (
+    AbortedError,
     DamagedError,
     PassedOverError,
     RestoreError,
@@ -74,12 +75,14 @@ class Checkpointer:
         ahead: SegmentFile | None = None,
         clock: Callable[[], float] = time.time,
         copies: Callable[[torch.device], DeviceCopies | None] = copies_from,
+        is_aborted: Callable[[], bool] = lambda: False,
     ) -> None:
         """Announce to the agent how much shared memory `state` needs.
 
         `keeper`: the node's agent; without one, what writes to the store by itself; None: nothing is kept. `ahead` is
-        the result of `map_segment_ahead`. `copies`: those from a device that can run beside training. Raises StateError
-        (a value that cannot be checkpointed, with its key path), LinkError (no room in shared memory).
+        the result of `map_segment_ahead`. `copies`: those from a device that can run beside training. `is_aborted`:
+        have collectives been aborted? It says so before they are. Raises StateError (a value that cannot be
+        checkpointed, with its key path), LinkError (no room in shared memory).
         """
         self.stall_s = 0.0
         """How long the last `save` blocked training."""
@@ -94,6 +97,7 @@ class Checkpointer:
         alone = keeper if isinstance(keeper, StandaloneKeeper) else None
         link = keeper if not isinstance(keeper, StandaloneKeeper) else None
         self._link, self._alone, self._ahead, self._clock = link, alone, ahead, clock
+        self._is_aborted = is_aborted
         self._overlapped: OverlappedSaves | None = None
         self._commit_link: Link | None = None
         """For the thread that commits overlapped saves."""
@@ -109,6 +113,7 @@ class Checkpointer:
         self._populated = False
         self._walker = Flattener()
         tree = self._flatten(state)
+        self._on_device = device_of(tree).type != "cpu"
         self._copies = copies(device_of(tree)) if link is not None else None
         self._sharded = tree.is_sharded() or (isinstance(state, RankState) and world_size() > 1)
         self._stages = self._sharded or local_rank == 0
@@ -296,6 +301,8 @@ class Checkpointer:
             began = time.perf_counter()
             self._stager.stage(slot, buffer, tree, text, iteration)
             self.copy_s = time.perf_counter() - began
+            if self._on_device:
+                self._require_sound()
             self._link.tell(stage)
         self.staged_bytes = stage.size
         self._populate()
@@ -305,8 +312,16 @@ class Checkpointer:
         if self._overlapped is not None:
             self.copy_s = self._overlapped.finish()
 
+    def _require_sound(self) -> None:
+        """Call it when the copies have ended. Invariant: no state is committed that a device has computed after its
+        collectives were aborted, as it queues work far ahead and goes on with whatever is in the buffers. (Without a
+        device, an aborted collective raises before anything uses its result.) Raises AbortedError."""
+        if self._is_aborted():
+            raise AbortedError("this round's collectives were aborted: what the device computed since is not kept")
+
     def _commit(self, stage: Staged) -> None:
         """In the thread of the overlapped saves."""
+        self._require_sound()
         if self._commit_link is None:
             assert self._link is not None
             self._commit_link = self._link.another()
