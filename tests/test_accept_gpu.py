@@ -42,7 +42,8 @@ def test_every_line_that_one_process_measures_ends_with_its_figures(
     stand_in(monkeypatch, own=0)
     nvml = FakeNvml(Device("GPU-a", used=1 << 20, busy=40), Device("GPU-b"))
     monkeypatch.setattr(overlapped_saves, "_KINDS", {"cpu": CudaCopies})
-    for name, value in {"DEVICE": "cpu", "WIDTH": 64, "FACTOR": 32, "ITERATION_S": 1e-4, "PINS": False}.items():
+    small = {"WIDTH": 64, "FACTOR": 32, "ITERATION_S": 1e-4, "CONTEXT_S": 0.0}
+    for name, value in {**small, "DEVICE": "cpu", "PINS": False}.items():
         monkeypatch.setattr(gpu_copies, name, value)
     for name, value in {
         "MATRIX_SIZE": 64,
