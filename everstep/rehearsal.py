@@ -69,8 +69,11 @@ def _reduce_nothing(
     _: object,
     bucket: dist.GradBucket,  # pyright: ignore[reportPrivateImportUsage] (torch demands this annotation)
 ) -> torch.futures.Future[torch.Tensor]:
-    reduced = torch.futures.Future[torch.Tensor]()
-    reduced.set_result(bucket.buffer())
+    buffer = bucket.buffer()
+    # A future takes tensors of those devices only that it was made for; the CPU is none of them.
+    devices = [buffer.device] if buffer.device.type != "cpu" else None
+    reduced = torch.futures.Future[torch.Tensor](devices=devices)
+    reduced.set_result(buffer)
     return reduced
 
 
