@@ -1,5 +1,6 @@
 """The copies from and to a CUDA device, on a stand-in: what they call, in which order, on which device."""
 
+import os
 from collections.abc import Callable
 
 import pytest
@@ -59,3 +60,12 @@ def test_a_block_with_small_and_large_pieces_goes_to_its_tensors(stand: StandIn)
     uploads.add(memoryview(block.numpy()).cast("B"), pieces)
     uploads.wait()
     assert all(torch.equal(target, block[offset : offset + len(target)]) for offset, target in pieces)
+
+
+@pytest.mark.parametrize(("cores", "devices", "threads"), [(16, 1, 16), (96, 8, 12), (2, 8, 1), (200, 1, 16)])
+def test_a_restore_uses_a_workers_share_of_the_cores_whatever_number_of_threads_torch_has(
+    cores: int, devices: int, threads: int, stand: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand.count = devices
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert CudaCopies(torch.device("cpu")).upload_threads == threads

@@ -56,6 +56,7 @@ class ThreadedDevice:
     """
 
     device = torch.device("cpu")
+    upload_threads = 2
 
     def __init__(self, seed: int, trains_here: bool = False) -> None:
         self._trains_here = trains_here

@@ -25,10 +25,10 @@ _device = attrgetter("device")
 
 
 class CopyThreads:
-    """As many threads as torch has, including the caller's."""
+    """Some threads, including the caller's: as many as torch has unless `count` says how many."""
 
-    def __init__(self) -> None:
-        self.count = torch.get_num_threads()
+    def __init__(self, count: int = 0) -> None:
+        self.count = count or torch.get_num_threads()
         self._others = ThreadPoolExecutor(self.count - 1, "everstep-copy") if self.count > 1 else None
 
     def run(self, tasks: Iterable[Callable[[], None]]) -> None:

@@ -11,6 +11,7 @@ hundred MB of it for each rank. So every thread selects its own device before an
 without a context only in name, as `torch.cuda.device` does.
 """
 
+import os
 from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -32,6 +33,9 @@ class CudaCopies:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.upload_threads = max(1, min(_BUFFERS, len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count())))
+        """A worker's share of its node's cores: launchers give torch's own work one thread where a node has several
+        workers."""
         self._stream = torch.cuda.Stream(device)
         self._registered: list[torch.Tensor] = []
         """They keep the memory mapped."""

@@ -72,6 +72,9 @@ class DeviceCopies(Protocol):
 
     device: torch.device
     """Only its tensors are copied so."""
+    upload_threads: int
+    """How many threads should call `Uploads.add`, whatever number torch's own work has: one reads a slot at a fraction
+    of the bus's speed."""
 
     def register(self, memory: memoryview) -> None:
         """Prepare host memory for fast copies; takes some 0.2 s a GB. Copies into other memory are slower, and correct.

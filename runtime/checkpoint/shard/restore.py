@@ -120,8 +120,8 @@ def _first_byte(pair: tuple[TensorInfo, torch.Tensor]) -> int:
 
 def _copy(data: memoryview, layout: Layout, copied: CopyOrder, copies: DeviceCopies | None) -> None:
     """Copy every tensor by all threads, in few calls: a thread that returns from one needs the interpreter lock."""
-    threads = CopyThreads()
     pieces, pairs = _plan_pieces(layout, copied[1], copies.device if copies else None)
+    threads = CopyThreads(copies.upload_threads if copies and pieces else 0)
     moves, others = _plan_moves(data, pairs)
     tasks: list[Callable[[], None]] = [copy for some in copied[0] for copy in some.copies_from(data, threads.count)]
     tasks += [partial(_move_all, some) for some in moves]
