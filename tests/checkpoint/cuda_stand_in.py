@@ -190,7 +190,6 @@ def stand_in(patch: pytest.MonkeyPatch, own: int = 1, count: int = 2) -> StandIn
         "empty_cache": lambda: None,
         "mem_get_info": lambda device=None: (stand.free_bytes, stand.free_bytes),
         "device_count": lambda: stand.count,
-        "is_available": lambda: True,
     }
     for name, replacement in replaced.items():
         patch.setattr(torch.cuda, name, replacement)
