@@ -72,6 +72,6 @@ def same() -> Callable[[Any, Any], bool]:
         return type(first) is type(second) and first == second
 
     def raw(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().contiguous().flatten().view(torch.uint8)
+        return tensor.detach().resolve_conj().contiguous().flatten().view(torch.uint8)
 
     return same

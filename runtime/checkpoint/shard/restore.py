@@ -133,7 +133,12 @@ def _copy(data: memoryview, layout: Layout, copied: CopyOrder, copies: DeviceCop
     finally:
         if uploads:
             uploads.wait()
+    conjugated = [pair for pair in others if pair[1].is_conj()]  # torch copies these one by one only.
+    others = [pair for pair in others if not pair[1].is_conj()]
     copy_tensors([target for _, target in others], [place.view(data) for place, _ in others])
+    with torch.no_grad():
+        for place, target in conjugated:
+            target.copy_(place.view(data))
 
 
 Move = tuple[int, int, int]
