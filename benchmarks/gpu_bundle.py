@@ -28,7 +28,7 @@ RUN = """#!/bin/sh
 # Prints what is promised of GPUs and what this machine does. It needs Python 3.12 with torch; $PYTHON may name it.
 cd "$(dirname "$0")" || exit 1
 python=${PYTHON:-python3}
-"$python" -c 'import sys, torch; sys.exit(sys.version_info[:2] != (3, 12))' ||
+"$python" -c 'import importlib.util as i, sys; sys.exit(sys.version_info[:2] != (3, 12) or not i.find_spec("torch"))' ||
     { echo "run: $python is not Python 3.12 with torch; name another by PYTHON=" >&2; exit 2; }
 rm -rf site
 for wheel in wheels/*.whl; do "$python" -m zipfile -e "$wheel" site || exit 1; done
