@@ -55,7 +55,7 @@ def main(job: everstep.Context) -> None:
             KILLED[0].touch()
             os.kill(os.getpid(), signal.SIGKILL)
     checkpointer.finish(state)
-    sums = [float(parameter.double().sum()).hex() for parameter in model.parameters()]
+    sums = [float(parameter.detach().double().sum()).hex() for parameter in model.parameters()]
     FILE.write_text("\n".join(sums))
 
 
