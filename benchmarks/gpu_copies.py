@@ -175,7 +175,7 @@ def measure_peers(options: argparse.Namespace) -> tuple[str, bool]:
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
     state = state_of(min(2.0, fitting_gib(options.gib)))
-    plain = {"model": dict(state["model"].state_dict()), "optimizer": state["optimizer"].state_dict()}
+    plain = {"model": state["model"].state_dict(), "optimizer": state["optimizer"].state_dict()}
     with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as name:
         torch_save_s = median_s(lambda: torch.save(plain, Path(name) / "state.pt"), 2)
         stops = []
