@@ -92,8 +92,14 @@ class Checkpointer(worker.Checkpointer):
         session, context = checkpoints.session, checkpoints.session.context
         ahead, session.ahead = session.ahead, None
         local_rank = context.local_rank or context.rank * (checkpoints.alone is not None)
-        keeper, place = context.link or checkpoints.alone, {"rank": context.rank, "local_rank": local_rank}
-        super().__init__(state, keeper=keeper, ahead=ahead, is_aborted=is_aborted.is_set, **place)
+        super().__init__(
+            state,
+            keeper=context.link or checkpoints.alone,
+            rank=context.rank,
+            local_rank=local_rank,
+            ahead=ahead,
+            is_aborted=is_aborted.is_set,
+        )
         session.checkpointer = self
         session.beacon("start")
         self._session = session

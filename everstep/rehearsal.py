@@ -71,7 +71,7 @@ def _reduce_nothing(
 ) -> torch.futures.Future[torch.Tensor]:
     buffer = bucket.buffer()
     # A future takes tensors of those devices only that it was made for; the CPU is none of them.
-    devices = [buffer.device] if buffer.device.type != "cpu" else None
+    devices: list[int | str | torch.device] | None = [buffer.device] if buffer.device.type != "cpu" else None
     reduced = torch.futures.Future[torch.Tensor](devices=devices)
     reduced.set_result(buffer)
     return reduced
