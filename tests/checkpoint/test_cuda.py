@@ -24,7 +24,7 @@ def make_state(seed: int) -> dict[str, Any]:
         "half": torch.randn(300, device=DEVICE).bfloat16(),
         "columns": torch.randn(30, 40, device=DEVICE).T,
         "mask": torch.randn(7, device=DEVICE) > 0,
-        "complex": torch.randn(5, device=DEVICE).cfloat().conj(),
+        "complex": torch.randn(5, device=DEVICE).to(torch.complex64).conj(),
         "scalar": torch.randn(1, device=DEVICE)[0],
         "here": torch.randn(9),
     }
