@@ -62,7 +62,7 @@ def serve(
             "user root is locked, so sshd refuses it; in the image: usermod -p '*' root",
         ),
         (
-            f"{AS_ROOT}; server._SHADOW = server.Path('none'); server._RUN = server.Path('/proc/sshd')",
+            f"{AS_ROOT}; server._SHADOW = server.Path('.'); server._RUN = server.Path('/proc/sshd')",
             {},
             "/proc/sshd cannot be made (No such file or directory), which sshd of root needs; make it in the image, or "
             "mount an emptyDir there",

@@ -12,8 +12,10 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
+from everstep.group_sockets import GroupSockets
 from everstep.reentry import _Rounds
 from everstep.runtime.protocol.survivor_link import Left, NextRound, RoundEnded, Seated
+from everstep.session import is_aborted
 
 TIMEOUT_S = 30.0
 
@@ -48,12 +50,21 @@ def main() -> None:
     os.environ["EVERSTEP_ROUND"] = "1"
     threading.Timer(TIMEOUT_S, lambda: os._exit(9)).start()
     link = Link()
+    was_told, cut = list[bool](), GroupSockets.cut
+
+    def cut_and_look(self: GroupSockets) -> None:
+        was_told.append(is_aborted.is_set())
+        cut(self)
+
+    GroupSockets.cut = cut_and_look
     rounds = _Rounds(link)  # type: ignore[arg-type]
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     assert sys.excepthook is not sys.__excepthook__
     rounds.leave()
     rounds.take_seat()
     assert sys.excepthook is sys.__excepthook__, "torch's hook of the last round stays"
+    assert was_told == [True], "saves have to know it before a collective is aborted"
+    assert not is_aborted.is_set(), "the next round's saves would be refused"
     sys.stdout.write(f"seated in round {link.seated}\n")
     sys.stdout.flush()
     os._exit(0 if link.seated == 2 else 1)

@@ -41,8 +41,8 @@ class CudaCopies:
         """They keep the memory mapped."""
 
     def register(self, memory: memoryview) -> None:
-        """Raises RuntimeError, as for 512 GiB or more in one slot (driver 580). CUDA keeps the error for this thread's
-        next kernel, too: so call it in a thread that launches none."""
+        """Raises RuntimeError, as where the driver locks no more memory. CUDA keeps the error for this thread's next
+        kernel, too: so call it in a thread that launches none."""
         flat = torch.frombuffer(memory, dtype=torch.uint8)
         with torch.cuda.device(self.device):
             if code := int(_runtime().cudaHostRegister(flat.data_ptr(), len(flat), 0)):
@@ -61,10 +61,11 @@ class CudaCopies:
         """Raises RuntimeError (torch.OutOfMemoryError: no room to pack the small tensors)."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.no_grad(), torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            # Before any copy begins, as after an error nothing may write the slot any more.
+            buffers = [torch.empty(len(gather.target), dtype=torch.uint8, device=self.device) for gather in gathers]
             for target, source in pairs:  # First, as the device copies them while the others are prepared.
                 target.copy_(source, non_blocking=True)
-            for gather in gathers:
-                buffer = torch.empty(len(gather.target), dtype=torch.uint8, device=self.device)
+            for gather, buffer in zip(gathers, buffers, strict=True):
                 torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
                     packed_views(buffer, gather), list(gather.sources)
                 )

@@ -315,7 +315,8 @@ class Checkpointer:
     def _require_sound(self) -> None:
         """Call it when the copies have ended. Invariant: no state is committed that a device has computed after its
         collectives were aborted, as it queues work far ahead and goes on with whatever is in the buffers. (Without a
-        device, an aborted collective raises before anything uses its result.) Raises AbortedError."""
+        device, an aborted collective raises before anything uses its result. A script without an agent is not told.)
+        Raises AbortedError."""
         if self._is_aborted():
             raise AbortedError("this round's collectives were aborted: what the device computed since is not kept")
 
