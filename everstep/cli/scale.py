@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
+from time import time
 from typing import Annotated
 
 from everstep.cli.find_job import find, find_on_cluster, newest_master
@@ -63,7 +64,14 @@ def run(flags: Scale) -> int:
 
 def _edit(name: str, namespace: str, role: str, nodes: int, timeout_s: int) -> None:
     """Write the size into the ConfigMap that the job's master reads. Raises BadInput."""
-    from everstep.runtime.platform.kubernetes.sizes import KEY, TIMEOUT_KEY, bounds_of, format_sizes, parse_sizes
+    from everstep.runtime.platform.kubernetes.sizes import (
+        KEY,
+        STAMP_KEY,
+        TIMEOUT_KEY,
+        bounds_of,
+        format_sizes,
+        parse_sizes,
+    )
     from everstep.runtime.submission.route import ApiError
 
     try:
@@ -75,7 +83,9 @@ def _edit(name: str, namespace: str, role: str, nodes: int, timeout_s: int) -> N
         if bounds and not bounds[0] <= nodes <= bounds[1]:
             raise BadInput(f"{name}: --nodes {nodes}: {role} has at least {bounds[0]} and at most {bounds[1]} nodes")
         timeouts = {**parse_sizes(job.sizes, TIMEOUT_KEY), role: timeout_s}
-        data = {KEY: format_sizes({**sizes, role: nodes}), TIMEOUT_KEY: format_sizes(timeouts)}
+        stamps = {**parse_sizes(job.sizes, STAMP_KEY), role: int(time())}
+        numbers = {KEY: {**sizes, role: nodes}, TIMEOUT_KEY: timeouts, STAMP_KEY: stamps}
+        data = {key: format_sizes(by_role) for key, by_role in numbers.items()}
         job.route.edit_config_map(job.sizes["metadata"]["name"], data)
     except (ApiError, ValueError) as error:
         raise BadInput(f"{name}: {error}") from None

@@ -1,9 +1,10 @@
 """How much CPU and memory a node's processes use, as telemetry."""
 
 import asyncio
-import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from time import monotonic
 
 from everstep.runtime.watch.host_use import KIND
 from everstep.runtime.watch.process_state import FamilyUse, family_use
@@ -23,13 +24,16 @@ class HostWatch:
 
     async def run(self) -> None:
         """One line soon, then one every EVERY_S."""
-        began_at, before = time.monotonic(), await asyncio.to_thread(family_use, self.pid)
+        readings = deque([(monotonic(), await asyncio.to_thread(family_use, self.pid))], maxlen=2)
         wait_s = FIRST_S
         while True:
             await asyncio.sleep(wait_s)
-            now, after = time.monotonic(), await asyncio.to_thread(family_use, self.pid)
+            now, after = monotonic(), await asyncio.to_thread(family_use, self.pid)
+            # One that ran while a process was waited for may have missed it: then the one before it is higher.
+            began_at, before = max(readings, key=lambda reading: (reading[1].cpu_s, reading[0]))
             self.add(line_of(before, after, now - began_at))
-            began_at, before, wait_s = now, after, EVERY_S
+            readings.append((now, after))
+            wait_s = EVERY_S
 
 
 def line_of(before: FamilyUse, after: FamilyUse, seconds: float) -> dict[str, float | int | str]:

@@ -152,6 +152,8 @@ class ScaleRequested:
     nodes: int
     timeout_s: float = 0.0
     """New nodes that have not joined for this long are given up; 0: the role's `scale_out_timeout_s`."""
+    stamp: int | None = None
+    """Of a request that stands where every master reads it: tells it from an equal one made later. None: asked once."""
 
 
 @dataclass(frozen=True)

@@ -372,12 +372,8 @@ def _apply_round_broken(state: State, record: RoundBroken) -> State:
 
 
 def _apply_desired_changed(state: State, record: DesiredChanged) -> State:
-    sizes = {**state.sizes, record.role: record.nodes}
-    if record.detail:
-        return replace(state, sizes=sizes)
-    timeouts = {role: timeout_s for role, timeout_s in state.scale_out_timeouts.items() if role != record.role}
-    timeouts |= {record.role: record.timeout_s} if record.timeout_s else {}
-    return replace(state, sizes=sizes, scale_out_timeouts=timeouts, asked_at=record.time)
+    asked = state.asked if record.detail else {**state.asked, record.role: record}
+    return replace(state, sizes={**state.sizes, record.role: record.nodes}, asked=asked)
 
 
 def _apply_job_ended(state: State, record: JobEnded) -> State:

@@ -335,8 +335,19 @@ def _on_scale_requested(tx: Transaction, event: ScaleRequested) -> None:
         raise Refused(f"the job has ended: {tx.state.reason}")
     if event.timeout_s and tx.spec.placement is Placement.JOINED:
         raise Refused("timeout_s: nodes of this job come by themselves; none is given up")
-    if event.nodes != replicas.desired_size(tx.state, tx.spec, event.role):
-        tx.record(DesiredChanged(time=tx.now, role=event.role, nodes=event.nodes, timeout_s=event.timeout_s))
+    if _is_new(tx, event):
+        changed = DesiredChanged(
+            time=tx.now, role=event.role, nodes=event.nodes, timeout_s=event.timeout_s, stamp=event.stamp or 0
+        )
+        tx.record(changed)
+
+
+def _is_new(tx: Transaction, event: ScaleRequested) -> bool:
+    """Whether it asks for something else than is wanted; of one that stands, whether it is another than the newest."""
+    asked, wanted = tx.state.asked.get(event.role), replicas.desired_size(tx.state, tx.spec, event.role)
+    if event.stamp is None or asked is None:
+        return (event.nodes, event.timeout_s, event.stamp or 0) != (wanted, asked.timeout_s if asked else 0.0, 0)
+    return (event.nodes, event.timeout_s, event.stamp) != (asked.nodes, asked.timeout_s, asked.stamp)
 
 
 def _on_stop_requested(tx: Transaction, event: StopRequested) -> None:

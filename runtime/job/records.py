@@ -360,6 +360,8 @@ class DesiredChanged(Fact, frozen=True, kw_only=True):
     nodes: int
     timeout_s: float = 0.0
     """New nodes that have not joined for this long are given up; 0: the role's `scale_out_timeout_s`."""
+    stamp: int = 0
+    """That of the request, see `ScaleRequested`."""
     detail: str = ""
     """Why, if nobody asked for it: new nodes did not join in time."""
 

@@ -120,13 +120,13 @@ def surplus_nodes(state: State, spec: JobSpec) -> list[NodeState]:
 def overdue_scaling(state: State, spec: JobSpec) -> Iterator[tuple[float, str, int]]:
     """(deadline, role, number of nodes that are here) for each role whose scaling waits for nodes to join."""
     for role, role_spec in spec.roles.items():
-        timeout_s = scale_out_timeout_s(state, spec, role)
-        if not timeout_s or not state.asked_at or role not in state.sizes:
+        timeout_s, asked = scale_out_timeout_s(state, spec, role), state.asked.get(role)
+        if not timeout_s or asked is None:
             continue
         late = [
-            node.requested_at
+            max(node.requested_at, asked.time)
             for node in state.nodes.select(role, (NodePhase.REQUESTED,))
-            if node.requested_at >= state.asked_at and not node.replaces
+            if not node.replaces
         ]
         if late:
             attainable = max(state.nodes.count(role, LIVE) - len(late), role_spec.min_nodes)
@@ -138,7 +138,8 @@ def scale_out_timeout_s(state: State, spec: JobSpec, role: str) -> float:
     """How long new nodes may take to join after the newest request; 0: any time."""
     if spec.placement is Placement.JOINED:
         return 0.0
-    return state.scale_out_timeouts.get(role, spec.roles[role].scale_out_timeout_s)
+    asked = state.asked.get(role)
+    return (asked.timeout_s if asked else 0.0) or spec.roles[role].scale_out_timeout_s
 
 
 def attainable_size(state: State, spec: JobSpec, role: str) -> float:

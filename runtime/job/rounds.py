@@ -308,7 +308,8 @@ def _decide_resizing(now: float, state: State, spec: JobSpec, restart_s: float) 
         larger = usable_count(min(inside + waiting, desired_size(state, spec, role)), role_spec)
         if larger <= inside:
             continue
-        asked_for = state.asked_at > state.changed_at
+        asked = state.asked.get(role)
+        asked_for = asked is not None and asked.time > state.changed_at
         pause = growth_pause(inside, larger - inside, spec.patience, restart_s)
         deadline = 0.0 if asked_for else max(state.changed_at, state.awake_since) + pause
         if larger < desired_size(state, spec, role) and state.nodes.count(role, (P.REQUESTED,)):

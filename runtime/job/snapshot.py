@@ -12,7 +12,7 @@ from everstep.runtime.job.roster import Roster
 from everstep.runtime.job.state import State
 from everstep.runtime.protocol.holdings import Holding
 
-SCHEMA = 9
+SCHEMA = 10
 """Rises when a field of the state is added, removed or changes its meaning."""
 
 

@@ -14,7 +14,7 @@ from everstep.runtime.job.data_queues import DataQueue
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.reasons import Decision, Reason
-from everstep.runtime.job.records import FaultJudged, HangSeen, JobEnded, SlowSeen, WorkerFaulted
+from everstep.runtime.job.records import DesiredChanged, FaultJudged, HangSeen, JobEnded, SlowSeen, WorkerFaulted
 from everstep.runtime.job.roster import Roster
 from everstep.runtime.protocol.holdings import Refusal
 from everstep.runtime.protocol.rounds import Round
@@ -51,12 +51,10 @@ class State(msgspec.Struct, frozen=True):
     """Restarts after faults per role, in place or by another node."""
     given_up: dict[tuple[str, int], FaultJudged] = {}
     """(role, index) of replicas that get no more nodes, and why."""
-    asked_at: float = 0.0
-    """When another size was last requested."""
+    asked: dict[str, DesiredChanged] = {}
+    """The newest request per role for a number of nodes."""
     sizes: dict[str, int] = {}
-    """Desired nodes per role, where they differ from the spec."""
-    scale_out_timeouts: dict[str, float] = {}
-    """Seconds per role that the newest request gave its new nodes to join, where it did."""
+    """Desired nodes per role, where they differ from the spec: as requested, or fewer if some did not join in time."""
     avoided: frozenset[str] = frozenset()
     round: Round | None = None
     """The running or the last round."""

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from everstep.runtime.job.nodes import LIVE
 from everstep.runtime.job.replicas import desired_size
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.job.state import State
@@ -59,7 +60,8 @@ FAMILIES = (
     Family("everstep_node_cpu_cores", "gauge", "Cores that each node's processes use, every 30 s.",
            ("node", "role", "host"), "cores"),
     Family("everstep_node_memory_bytes", "gauge", "Memory of each node's processes, every 30 s: their own pages and "
-           "shared memory, without files.", ("node", "role", "host"), "bytes"),
+           "shared memory, without files. An upper bound: pages shared after a fork count in each "
+           "process.", ("node", "role", "host"), "bytes"),
     Family("everstep_rank_own_seconds", "gauge", "Seconds of an iteration in which a rank does not wait for others: "
            "the mean over its newest window.", ("node", "role", "host", "rank"), "seconds"),
     Family("everstep_rank_waiting_ratio", "gauge", "Share of its newest window that a rank waited in collectives.",
@@ -117,6 +119,8 @@ class Metrics:
         phases = Counter((node.role, node.phase.value) for node in state.nodes.values())
         nodes = {node.name: (node.name, node.role, node.host) for node in state.nodes.values()}
         beats = [(nodes[name], at, beat) for name, (at, beat) in self._beats.items() if name in nodes]
+        live = {node.name for node in state.nodes.values() if node.phase in LIVE}
+        uses = [(nodes[name], *use) for name, use in self._hosts.items() if name in live]
         paces = [
             ((*nodes[name], str(pace.rank)), pace)
             for name, some in self._paces.items() if name in nodes
@@ -143,8 +147,8 @@ class Metrics:
             "everstep_node_heartbeat_timestamp_seconds": [(labels, at) for labels, at, _ in beats],
             "everstep_rank_own_seconds": [(labels, pace.own_s) for labels, pace in paces],
             "everstep_rank_waiting_ratio": [(labels, pace.waited) for labels, pace in paces],
-            "everstep_node_cpu_cores": [(nodes[name], use[0]) for name, use in self._hosts.items() if name in nodes],
-            "everstep_node_memory_bytes": [(nodes[name], use[1]) for name, use in self._hosts.items() if name in nodes],
+            "everstep_node_cpu_cores": [(labels, cores) for labels, cores, _ in uses],
+            "everstep_node_memory_bytes": [(labels, memory) for labels, _, memory in uses],
             "everstep_hung": [((), float(state.hang is not None))],
             "everstep_hang_timestamp_seconds": [
                 (("" if rank < 0 else str(rank),), at) for rank, at in ({-1: 0.0} | state.hang_times).items()

@@ -72,7 +72,8 @@ class FamilyUse(NamedTuple):
     cpu_s: float
     """CPU seconds so far, with those of processes that have ended."""
     memory_bytes: int
-    """Their own pages, and the shared memory of the one that maps most of it; file pages do not count."""
+    """Their own pages, and the shared memory of the one that maps most of it; file pages do not count. An upper bound:
+    pages shared after a fork count in each process."""
 
 
 def family_use(pid: int, proc: Path = PROC) -> FamilyUse:

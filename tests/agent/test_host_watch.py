@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,15 @@ def test_a_line_says_the_cores_since_the_last_one_and_the_memory_now() -> None:
     assert line_of(FamilyUse(10.0, 5), FamilyUse(3.0, 7), 10.0)["cores"] == 0, "processes that nobody waited for"
 
 
-def test_line_after_line_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def lines_of(monkeypatch: pytest.MonkeyPatch, count: int) -> list[Any]:
+    """The first lines of a watch that does not wait."""
     monkeypatch.setattr(host_watch, "FIRST_S", 0.0)
     monkeypatch.setattr(host_watch, "EVERY_S", 0.0)
     lines, enough = list[Any](), asyncio.Event()
 
     def add(line: Any) -> None:
         lines.append(line)
-        if len(lines) == 3:
+        if len(lines) == count:
             enough.set()
 
     async def run() -> None:
@@ -71,4 +73,20 @@ def test_line_after_line_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.gather(watching, return_exceptions=True)
 
     asyncio.run(run())
+    return lines[:count]
+
+
+def test_line_after_line_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = lines_of(monkeypatch, 3)
     assert all(line["memory_bytes"] > 1 << 20 and line["cores"] >= 0 for line in lines)
+
+
+def test_a_reading_that_missed_a_process_is_not_the_one_that_the_next_is_compared_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker that is waited for during the reading is neither among the processes nor in its parent's time."""
+    readings, clock = iter([1000.0, 1010.0, 20.0, 1030.0, 300.0, 305.0, 315.0, *[315.0] * 100]), count(step=10.0)
+    monkeypatch.setattr(host_watch, "family_use", lambda _: FamilyUse(next(readings), 1))
+    monkeypatch.setattr(host_watch, "monotonic", lambda: next(clock))
+    cores = [line["cores"] for line in lines_of(monkeypatch, 6)]
+    assert cores == [1.0, 0.0, 1.0, 0.0, 0.0, 1.0], "what is gone for good is forgotten after one more line"

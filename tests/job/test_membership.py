@@ -6,7 +6,7 @@ from everstep.runtime.job.assignments import directive, seat_for
 from everstep.runtime.job.events import Joined, NodeGone, ScaleRequested, Tick
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import DesiredChanged, NodeRequested
+from everstep.runtime.job.records import NodeRequested
 from everstep.runtime.job.replicas import desired_nodes
 from everstep.runtime.job.rounds import rank_order
 from everstep.runtime.job.spec import JobSpec, Resources, RoleSpec
@@ -113,63 +113,6 @@ def test_a_wanted_node_says_what_it_is_given() -> None:
     world = World(platform({"worker": RoleSpec(1, 1, resources=resources, priority=3)}))
     (node,) = desired_nodes(world.state, world.spec, world.now)
     assert (node.resources, node.priority, node.create) == (resources, 3, True)
-
-
-def test_a_job_may_be_scaled_up_to_its_maximum() -> None:
-    world = World(platform({"worker": RoleSpec(2, 1, max_nodes=4)}))
-    world.join_all()
-    world.now += 1
-    assert not world.send(ScaleRequested("worker", 5))
-    assert world.send(ScaleRequested("worker", 4))
-    world.join("worker-2-0", after_round=0)
-    world.join("worker-3-0", after_round=0)
-    world.join_all()
-    assert len(members(world)) == 4
-
-
-def test_a_scaling_whose_nodes_do_not_come_in_time_is_given_up() -> None:
-    world = World(platform({"worker": RoleSpec(2, 1, max_nodes=4, scale_out_timeout_s=60.0)}))
-    world.join_all()
-    world.now += 1
-    world.send(ScaleRequested("worker", 4))
-    asked_at = world.now
-    world.join("worker-2-0", after_round=0)
-    assert world.state.phase is JobPhase.RUNNING, "more are about to come: one break is enough"
-    world.wait(10)
-    for name in world.names(NodePhase.REJOINING):
-        world.join(name)
-    assert len(members(world)) == 3
-    world.wait(49)
-    assert world.state.nodes["worker-3-0"].phase is NodePhase.REQUESTED
-    world.wait(1)
-    changed = [record for record in world.records if isinstance(record, DesiredChanged)][-1]
-    assert (changed.nodes, changed.time) == (3, asked_at + 60)
-    assert "did not join within 60 s" in changed.detail
-    assert world.state.nodes["worker-3-0"].phase is NodePhase.RELEASED
-    assert world.state.phase is JobPhase.RUNNING
-
-
-def test_a_request_may_bring_its_own_time_and_the_next_one_has_the_roles_again() -> None:
-    world = World(platform({"worker": RoleSpec(2, 1, max_nodes=4)}))
-    world.join_all()
-    world.wait(1)
-    world.send(ScaleRequested("worker", 4, 60.0))
-    asked_at = world.now
-    world.wait(59)
-    assert world.state.nodes["worker-3-0"].phase is NodePhase.REQUESTED
-    world.wait(1)
-    changed = [record for record in world.records if isinstance(record, DesiredChanged)][-1]
-    assert (changed.nodes, changed.time, changed.detail) == (2, asked_at + 60, "the others did not join within 60 s")
-    world.send(ScaleRequested("worker", 3))
-    world.wait(120)
-    assert world.state.nodes["worker-2-1"].phase is NodePhase.REQUESTED, "no time-out of an earlier request"
-
-
-def test_where_nodes_come_by_themselves_none_is_given_up_for_coming_late() -> None:
-    world = World(by_themselves({"worker": RoleSpec(2, 1)}))
-    world.join("worker-0-0")
-    assert not world.send(ScaleRequested("worker", 1, 60.0))
-    assert world.send(ScaleRequested("worker", 1))
 
 
 def test_asking_again_after_a_long_poll_does_not_postpone_the_round() -> None:

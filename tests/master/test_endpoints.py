@@ -186,6 +186,7 @@ def test_a_node_from_a_round_that_never_was_is_misplaced() -> None:
         ("dumped", {"round": -1}, "$.round"),
         ("scale", {"nodes": "many"}, "$.nodes"),
         ("scale", {"nodes": 3}, "nodes"),
+        ("scale", {"timeout_s": -1}, "$.timeout_s"),
         ("scale", {"role": "helper", "nodes": 1}, "role"),
     ],
 )

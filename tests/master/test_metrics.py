@@ -2,7 +2,7 @@
 
 import asyncio
 
-from everstep.runtime.job.nodes import NodeState
+from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.records import HangSeen
 from everstep.runtime.job.roster import Roster
 from everstep.runtime.job.spec import JobSpec, RoleSpec
@@ -55,10 +55,15 @@ def test_a_nodes_cpu_and_memory_are_those_of_its_newest_line() -> None:
     for cores, memory_bytes in ((1.0, 5), (2.5, 7)):
         host = {"kind": "host", "cores": cores, "memory_bytes": memory_bytes}
         metrics.on_heartbeat(Heartbeat("a", 1, telemetry=(host,)), 0.0)
-    state = State(nodes=Roster([NodeState("a", "worker", 0, 0, "h", 0.0)]))
+        metrics.on_heartbeat(Heartbeat("gone", 1, telemetry=(host,)), 0.0)
+    here = NodeState("a", "worker", 0, 0, "h", 0.0, phase=NodePhase.RUNNING)
+    gone = NodeState("gone", "worker", 1, 0, "h", 0.0, phase=NodePhase.LOST)
+    state = State(nodes=Roster([here, gone]))
     text = metrics.text(state, JobSpec("j", {"worker": RoleSpec(2, 1)}, hosts=""), {}).decode()
     assert 'everstep_node_cpu_cores{node="a",role="worker",host="h"} 2.5\n' in text
     assert 'everstep_node_memory_bytes{node="a",role="worker",host="h"} 7\n' in text
+    assert 'cpu_cores{node="gone"' not in text
+    assert 'memory_bytes{node="gone"' not in text
 
 
 def test_the_rank_that_kept_the_others_waiting_is_named_with_the_time_of_the_hang() -> None:

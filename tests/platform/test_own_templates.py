@@ -80,9 +80,13 @@ def test_a_node_trains_on_for_most_of_its_grace_period(seconds: int, notice_s: f
     assert spec["terminationGracePeriodSeconds"] == seconds
     options = parser().parse_args(["--node", "trainer-0-0", *spec["containers"][0]["args"]])
     assert (options.notice, options.slots) == (notice_s, 1)
-    without = pod(own={"spec": {"containers": []}})["spec"]
-    assert without["terminationGracePeriodSeconds"] == 25
-    assert "--notice" not in without["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("its_spec", [{"containers": []}, {"containers": [], "terminationGracePeriodSeconds": None}])
+def test_without_a_grace_period_of_its_own_a_node_has_the_usual_one(its_spec: dict[str, Any]) -> None:
+    spec = pod(own={"spec": its_spec})["spec"]
+    assert spec["terminationGracePeriodSeconds"] == 25
+    assert "--notice" not in spec["containers"][0]["args"]
 
 
 def test_its_variables_come_over_those_of_the_step() -> None:

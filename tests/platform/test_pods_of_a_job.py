@@ -180,15 +180,19 @@ def test_a_config_map_brings_the_time_that_new_nodes_have() -> None:
         async with server as url, KubeApi(Access(url, server.namespace)) as api:
             await ensure_sizes(api, JOB, OWNER, {"worker": 2})
             requests = watch_sizes(api, JOB, lines_said.append, lambda _: asyncio.sleep(0.01))
-            assert await anext(requests) == ScaleRequested("worker", 2)
+            assert await anext(requests) == ScaleRequested("worker", 2, stamp=0)
             (config_map,) = server.configmaps.values()
             config_map["data"] |= {"replicas": "worker: 4\n", "scaleOutTimeout": "worker: 300\n"}
-            assert await anext(requests) == ScaleRequested("worker", 4, 300)
+            assert await anext(requests) == ScaleRequested("worker", 4, 300, stamp=0)
+            config_map["data"] |= {"scaleOutTimeout": "worker: 60\n"}
+            assert await anext(requests) == ScaleRequested("worker", 4, 60, stamp=0)
+            config_map["data"] |= {"requestedAt": "worker: 5\n"}
+            assert await anext(requests) == ScaleRequested("worker", 4, 60, stamp=5)
             config_map["data"] |= {"replicas": "worker: 3\n", "scaleOutTimeout": "worker: -5\n"}
-            assert await anext(requests) == ScaleRequested("worker", 3)
+            assert await anext(requests) == ScaleRequested("worker", 3, stamp=5)
             config_map["data"] |= {"replicas": "worker: 2\n", "scaleOutTimeout": "soon"}
             asyncio.get_running_loop().call_later(0.1, config_map["data"].update, {"scaleOutTimeout": ""})
-            assert await anext(requests) == ScaleRequested("worker", 2)
+            assert await anext(requests) == ScaleRequested("worker", 2, stamp=5)
             assert "scaleOutTimeout: 'soon' is not `role: number`" in lines_said[0]
 
     asyncio.run(asyncio.wait_for(play(), DEADLINE_S))

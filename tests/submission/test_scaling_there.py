@@ -2,9 +2,10 @@
 
 import pytest
 
+from everstep.cli import scale
 from everstep.cli.main import main
 from everstep.runtime.platform.kubernetes import Owner
-from everstep.runtime.platform.kubernetes.sizes import TIMEOUT_KEY, parse_sizes, sizes_config_map
+from everstep.runtime.platform.kubernetes.sizes import STAMP_KEY, TIMEOUT_KEY, parse_sizes, sizes_config_map
 from tests.submission.clusters import Cluster
 
 Environment = dict[str, str]
@@ -45,6 +46,15 @@ def test_the_time_that_new_nodes_have_is_written_too_and_goes_with_the_next_requ
     assert main(["scale", "run", "--nodes", "5", "-n", "ml"]) == 0
     assert timeouts() == {"worker": 0}
     assert sizes(run) == {"chief": 1, "worker": 5}
+
+
+def test_the_same_number_is_a_new_request(run: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = list[int]()
+    for now in (100.5, 200.5):
+        monkeypatch.setattr(scale, "time", lambda now=now: now)
+        assert main(["scale", "run", "--nodes", "4", "-n", "ml"]) == 0
+        times += parse_sizes(next(iter(run.config_maps.values())), STAMP_KEY).values()
+    assert times == [100, 200]
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def pod_of(request: NodeRequest, job: str, owner: Owner, template: Mapping[str, 
     spec |= {
         "containers": [first, *others], "volumes": _shared_memory(spec, resources, first), "restartPolicy": "Never",
         "automountServiceAccountToken": False,
-        GRACE: spec.get(GRACE, NOTICE_S),
+        GRACE: NOTICE_S if spec.get(GRACE) is None else spec[GRACE],
     }  # fmt: skip
     spec |= _apart(spec, request, job)
     if terms := _host_terms(request):
@@ -222,7 +222,7 @@ def _arguments(request: NodeRequest) -> list[str]:
 
 def _notice(spec: Mapping[str, Any]) -> list[str]:
     """The agent's flag for the grace period that its role's template asks for."""
-    if GRACE not in spec:
+    if spec.get(GRACE) is None:
         return []
     return ["--notice", f"{max(spec[GRACE] - _EXIT_S, 0.8 * spec[GRACE]):g}"]
 

@@ -2,7 +2,7 @@
 
 It has one line `role: number` for each role, at first with the requested sizes. The master follows every edit, and so
 does a later master. The lines of its `scaleOutTimeout` are seconds: new nodes that have not joined by then are given
-up.
+up. `everstep scale` also writes `requestedAt`, Unix time: the same number is a new request after nodes were given up.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from everstep.runtime.platform.kubernetes.pods import JOB, NAME, Owner, digest, 
 
 KEY = "replicas"
 TIMEOUT_KEY = "scaleOutTimeout"
+STAMP_KEY = "requestedAt"
 BOUNDS = "everstep/bounds"
 """Annotation: JSON, by role the fewest and the most nodes; shown to people who edit `replicas`."""
 LOOK_AGAIN_S = 3.0
@@ -74,16 +75,16 @@ async def ensure_sizes(
 async def watch_sizes(
     api: KubeApi, job: str, say: Callable[[str], None], wait: Callable[[float], Awaitable[object]] = asyncio.sleep
 ) -> AsyncIterator[ScaleRequested]:
-    """A request for each number at the start, and whenever one changes.
+    """A request for each role at the start, and whenever its number, time or stamp changes.
 
     An unreadable ConfigMap is reported once; a deleted one changes nothing. Raises KubeError for a refusal.
     """
-    name, sizes_by_role, last_problem = object_name(job), {}, ""
+    name, requests, last_problem = object_name(job), dict[str, ScaleRequested](), ""
     while True:
-        sizes, timeouts = dict[str, int](), dict[str, int]()
+        sizes, timeouts, stamps = dict[str, int](), dict[str, int](), dict[str, int]()
         try:
             config_map = await api.retry(lambda: api.get("configmaps", name))
-            timeouts = parse_sizes(config_map, TIMEOUT_KEY)
+            timeouts, stamps = parse_sizes(config_map, TIMEOUT_KEY), parse_sizes(config_map, STAMP_KEY)
             sizes = parse_sizes(config_map)
         except KubeError as error:
             if error.status != HTTPStatus.NOT_FOUND:
@@ -93,7 +94,8 @@ async def watch_sizes(
                 last_problem = text
                 say(text)
         for role, nodes in sizes.items():
-            if sizes_by_role.get(role) != nodes:
-                sizes_by_role[role] = nodes
-                yield ScaleRequested(role, nodes, max(timeouts.get(role, 0), 0))
+            request = ScaleRequested(role, nodes, max(timeouts.get(role, 0), 0), stamps.get(role, 0))
+            if requests.get(role) != request:
+                requests[role] = request
+                yield request
         await wait(LOOK_AGAIN_S)
