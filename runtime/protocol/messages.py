@@ -16,7 +16,6 @@ A message may arrive twice, late, or out of order. These fields identify a dupli
 """
 
 from enum import StrEnum
-from typing import Annotated
 
 import msgspec
 
@@ -254,7 +253,7 @@ class Scale(msgspec.Struct, frozen=True):
 
     nodes: int
     role: str = "worker"
-    timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    timeout_s: float = 0.0
     """New nodes that have not joined for this long are given up; 0: the role's `scale_out_timeout_s`."""
 
 

@@ -126,7 +126,7 @@ def act(world: World, data: st.DataObject, iteration: int) -> None:
             world.takeover(is_batch_lost=data.draw(st.booleans()))
         case "scale":
             role = data.draw(st.sampled_from(sorted(world.spec.roles)))
-            world.send(ScaleRequested(role, data.draw(st.integers(1, 6))))
+            world.send(ScaleRequested(role, data.draw(st.integers(1, 6)), data.draw(st.sampled_from((0.0, 20.0)))))
         case "beat":
             world.beat(name, iteration)
         case "leave":

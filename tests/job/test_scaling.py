@@ -5,6 +5,7 @@ from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import DesiredChanged
 from everstep.runtime.job.replicas import desired_size
+from everstep.runtime.job.snapshot import decode_snapshot, encode_snapshot
 from everstep.runtime.job.spec import RoleSpec
 from tests.job.world import World, by_themselves, platform
 
@@ -126,6 +127,7 @@ def test_what_was_given_up_is_wanted_again_only_by_a_new_request() -> None:
     world.send(ScaleRequested("worker", 4, 60.0, stamp=7))
     world.wait(60)
     assert desired_size(world.state, world.spec, "worker") == 2
+    assert decode_snapshot(encode_snapshot(world.state)) == world.state
     world.takeover()
     world.send(ScaleRequested("worker", 4, 60.0, stamp=7))
     assert desired_size(world.state, world.spec, "worker") == 2, "the next master reads the same request"
