@@ -121,10 +121,12 @@ class TelemetrySender:
         )  # fmt: skip
 
     async def run(self) -> None:
-        """Send telemetry as it comes, at most twice a second, until cancelled."""
+        """Send telemetry as it comes, at most twice a second, until cancelled; nothing before the node has joined, as
+        the master refuses what it does not know."""
         while True:
             await self._has_lines.wait()
-            await self.flush()
+            if self._dialogue.is_known:
+                await self.flush()
             await asyncio.sleep(SEND_INTERVAL_S)
 
     async def flush(self) -> None:

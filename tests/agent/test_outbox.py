@@ -51,6 +51,23 @@ def test_a_master_is_told_each_line_once() -> None:
     assert client.told == [[1], [2]]
 
 
+def test_a_master_is_told_nothing_before_the_node_has_joined() -> None:
+    outbox, client = make_sender()
+    outbox.add({"iteration": 1})
+
+    async def join_later() -> None:
+        sending = asyncio.create_task(outbox.run())
+        await asyncio.sleep(0.1)
+        assert not client.told
+        outbox._dialogue.is_known = True
+        while not client.told:
+            await asyncio.sleep(0.01)
+        sending.cancel()
+
+    asyncio.run(asyncio.wait_for(join_later(), 30))
+    assert client.told == [[1]]
+
+
 def test_telemetry_takes_back_nothing_that_the_node_says_of_its_neighbours() -> None:
     outbox, client = make_sender()
     outbox.add({"iteration": 1})

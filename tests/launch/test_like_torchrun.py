@@ -28,6 +28,7 @@ OTHERS = {
     "TORCHELASTIC_RUN_ID",
     "TORCHELASTIC_ERROR_FILE",
     "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }
 """Values that cannot be the same: names made by chance, and who hosts torch's store."""
 STREAMS = """
@@ -88,6 +89,8 @@ def test_workers_see_what_they_see_under_torchrun(pair: Pair, flags: list[str]) 
         assert {name: environment[name] for name in set(expected) - OTHERS} == {
             name: expected[name] for name in set(expected) - OTHERS
         }
+        aborts = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+        assert (environment[aborts], expected[aborts]) == ("3", "1"), "different on purpose: see its place in the agent"
         if "--master-port" in flags:
             assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", port)
             assert environment["TORCHELASTIC_RUN_ID"] == expected["TORCHELASTIC_RUN_ID"]
