@@ -6,6 +6,7 @@ from typing import Any
 from everstep.convert.field_reader import Fields
 from everstep.convert.source import Pod
 from everstep.runtime.job import pod_template
+from everstep.runtime.job.pod_template import GRACE, LONGEST_GRACE_S
 from everstep.runtime.workflow.manifest.schema import KINDS
 from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 
@@ -26,6 +27,10 @@ def read_pod(fields: Fields, path: FieldPath) -> Pod:
     template = take_all(fields, "Template", _SPEC, spec)
     if more := take_all(fields, "PodMetadata", pod_template.METADATA, metadata):
         template["metadata"] = more
+    seconds = template.get(GRACE, 0)
+    if fields.has(*spec, GRACE) and not 1 <= seconds <= LONGEST_GRACE_S:
+        template.pop(GRACE, None)
+        fields.note(f"{seconds}: no counterpart; nearest: 1 to {LONGEST_GRACE_S} seconds", *spec, GRACE)
     for name in ("name", "terminationMessagePath", "terminationMessagePolicy"):
         fields.skip(str, *first, name)
     fields.skip(str, *metadata, "creationTimestamp")

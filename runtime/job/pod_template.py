@@ -25,7 +25,7 @@ DECIDED = {
     "metadata": {"creationTimestamp", "name"},
 }
 """What may be there and says nothing here."""
-_LONGEST_S = 86_400
+LONGEST_GRACE_S = 86_400
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 _KINDS = {str: "a text", list: "a list", dict: "a mapping", int: "a whole number"}
 
@@ -40,8 +40,8 @@ def problems(template: Mapping[str, Any]) -> Iterator[str]:
     if spec.get("initContainers"):
         yield "spec.initContainers: a role waits for others by waitsFor; do the rest in the image or the command"
     yield from _unknown({k: v for k, v in spec.items() if k != "initContainers"}, SPEC, DECIDED["spec"], "spec.")
-    if isinstance(seconds := spec.get(GRACE), int) and not 1 <= seconds <= _LONGEST_S:
-        yield f"spec.{GRACE}: {seconds} is not between 1 and {_LONGEST_S}"
+    if isinstance(seconds := spec.get(GRACE), int) and not 1 <= seconds <= LONGEST_GRACE_S:
+        yield f"spec.{GRACE}: {seconds} is not between 1 and {LONGEST_GRACE_S}"
     containers = spec.get("containers") or []
     if not isinstance(containers, list) or not all(isinstance(container, dict) for container in containers):
         yield "spec.containers: a list of mappings is needed"
