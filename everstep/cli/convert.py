@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from everstep.errors import BadInput
 from everstep.flags import Flag, add_action
-from everstep.runtime.display.terminal import as_text
 
 EXAMPLES = """\
 examples:
@@ -51,7 +50,7 @@ def run(flags: Convert) -> int:
         raise BadInput(f"{flags.file}: {why}") from None
     conversion = convert(text, str(flags.file), flags.image)
     for note in conversion.notes:
-        print(as_text(note), file=sys.stderr)
+        print(note, file=sys.stderr)
     if flags.to == "python":
         sys.stdout.write(pipeline_of(conversion))
     else:

@@ -14,6 +14,7 @@ from everstep.convert.launcher import Launch, parse_launch, patience_of, step_ar
 from everstep.convert.nearest import nearest
 from everstep.convert.pods import take_all
 from everstep.convert.source import Pod, Role, SourceJob
+from everstep.runtime.display.terminal import as_text
 from everstep.runtime.job.spec_reader import SpecError, spec_of
 from everstep.runtime.workflow.manifest.yaml_source import Document, ReadError, read_text
 from everstep.steps.train.config import Config
@@ -27,6 +28,11 @@ _OF_SERVER = {
 }  # fmt: skip
 """What `kubectl get -o yaml` shows besides."""
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_GROUP = "PodGroup"
+_CREATE, _MADE = "create it as before", "--gang makes one for the job, of --min-nodes nodes"
+"""What becomes of an object beside the job, and of a gang's."""
+_OF_CONTROLLER = "workflows.argoproj.io/"
+"""The prefix of what Argo's controller writes and heeds on a Workflow."""
 _NO_COMMAND = "it has no command, and its image's own is not known here"
 
 
@@ -53,7 +59,6 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     except ReadError as error:
         raise ConvertError(str(error)) from None
     fields = Fields(document)
-    fields.notes += [f"{file}:{other.line(())}: {_title(other)}: left out; {_beside(other)}" for other in others]
     kind, version = fields.take(str, "kind"), fields.take(str, "apiVersion")
     if kind not in KINDS:
         raise fields.wrong(f"{kind} is not known; known are {', '.join(KINDS)}", "kind")
@@ -62,12 +67,16 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
         raise fields.wrong(f"{version} is not known for {kind}; known is {' or '.join(versions)}", "apiVersion")
     fields.skip(dict, "status")
     minimums = [minimum for other in others if (minimum := _group_minimum(other)) is not None]
-    job = take_gang(
-        replace(read(fields), metadata=_metadata(fields)),
-        file,
-        fields.notes,
-        minimums[0] if len(minimums) == 1 else None,
-    )
+    minimum = minimums[0] if len(minimums) == 1 else None
+    as_read = replace(read(fields), metadata=_metadata(fields))
+    job = take_gang(as_read, file, fields.notes, minimum)
+    group = _CREATE
+    if "gang" in job.arguments:
+        is_carried = minimum is not None and job is not as_read and len(job.roles) == 1
+        group = _MADE if is_carried else f"{_MADE}; its minMember is not carried"
+    for other in others:
+        what = group if _kind(other) == _GROUP else _CREATE
+        fields.notes.append(f"{file}:{other.line(())}: {_title(other)}: left out; {what}")
     if not _NAME.fullmatch(job.name):
         raise fields.wrong(
             f"{job.name!r} is not a name for Kubernetes: it takes small letters, digits, - and .", "metadata", "name"
@@ -83,17 +92,29 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     if not image:
         more.append(f"{file}: image {pod.image}: it must have Everstep installed; or give your own with --image")
     return Conversion(
-        job.name, arguments, replace(pod, image=image or pod.image), job.metadata, (*unmatched_fields, *more)
-    )
+        job.name, arguments, replace(pod, image=image or pod.image), job.metadata,
+        tuple(as_text(note) for note in (*unmatched_fields, *more)),
+    )  # fmt: skip
 
 
 def _metadata(fields: Fields) -> dict[str, dict[str, str]]:
-    """The job's labels and annotations, without what a cluster and kubectl have added. Raises ConvertError."""
+    """The job's labels and annotations, without what a cluster and kubectl have added, and what Argo's controller
+    would take for its own, which is noted. Raises ConvertError."""
     for name, kind in _OF_SERVER.items():
         fields.skip(kind, "metadata", name)
     metadata = take_all(fields, "Metadata", ("labels", "annotations"), ("metadata",))
-    kept = {name: {key: text for key, text in some.items() if key != _LAST_APPLIED} for name, some in metadata.items()}
+    for name, some in metadata.items():
+        for key in filter(_is_controllers, some):
+            fields.note("no counterpart; nearest: none, it is the workflow controller's own", "metadata", name, key)
+    kept = {
+        name: {key: text for key, text in some.items() if key != _LAST_APPLIED and not _is_controllers(key)}
+        for name, some in metadata.items()
+    }
     return {name: some for name, some in kept.items() if some}
+
+
+def _is_controllers(key: str) -> bool:
+    return str(key).startswith(_OF_CONTROLLER)
 
 
 def _only_job(documents: list[Document], file: str) -> tuple[Document, list[Document]]:
@@ -118,15 +139,9 @@ def _title(document: Document) -> str:
 
 def _group_minimum(other: Document) -> int | None:
     """How many pods a PodGroup admits together; None: it is another object, or does not say."""
-    spec = other.value.get("spec") if _kind(other) == "PodGroup" else None
+    spec = other.value.get("spec") if _kind(other) == _GROUP else None
     minimum = spec.get("minMember") if isinstance(spec, dict) else None
     return minimum if isinstance(minimum, int) and not isinstance(minimum, bool) and minimum > 0 else None
-
-
-def _beside(other: Document) -> str:
-    if _kind(other) == "PodGroup":
-        return "--gang makes one for the job, of --min-nodes nodes"
-    return "create it as before"
 
 
 def _template(role: Role, image: str) -> dict[str, Any]:
@@ -160,11 +175,12 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
         role.name for number, role in enumerate(roles) if role.name in {earlier.name for earlier in roles[:number]}
     ]:
         raise fields.wrong(f"two of its roles are called {twice[0]}; give each a name of its own", "spec")
-    launch = _launch_of(roles[0])
-    if launch and launch.script and len({role.pod.command for role in roles}) == 1:
-        roles = [_as_its_shell_sets(role, launch) for role in roles]
-        _take_script(launch, roles[0], arguments)
-        _take_flags(launch, arguments, policies, file, notes)
+    launches = [launch for role in roles if (launch := _launch_of(role)) and launch.script]
+    scripts = {(_path_of(launch), launch.script_arguments) for launch in launches}
+    if len(launches) == len(roles) and len(scripts) == len({role.pod.command for role in roles}) == 1:
+        roles = [_as_its_shell_sets(role, launch) for role, launch in zip(roles, launches, strict=True)]
+        _take_script(launches[0], arguments)
+        _take_flags(launches[0], arguments, policies, file, notes)
     else:
         roles = _take_commands(roles, arguments, policies, file, notes)
     least, most = arguments.pop("min_nodes", None), arguments.pop("nodes", None)
@@ -191,9 +207,12 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
 
 
 def _launch_of(role: Role) -> Launch | None:
-    nodes = {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
-    folder = str(role.pod.container.get("workingDir") or "")
-    return parse_launch(role.pod.command, {**nodes, "NUM_TRAINERS": str(role.slots)}, folder)
+    container = role.pod.container
+    literals = [entry for entry in container.get("env", []) if entry.get("value")]
+    variables = {str(entry.get("name")): str(entry["value"]) for entry in literals}
+    variables |= {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
+    variables["NUM_TRAINERS"] = str(role.slots)
+    return parse_launch(role.pod.command, variables, str(container.get("workingDir") or ""))
 
 
 def _as_its_shell_sets(role: Role, launch: Launch) -> Role:
@@ -207,10 +226,14 @@ def _as_its_shell_sets(role: Role, launch: Launch) -> Role:
     return replace(role, pod=replace(role.pod, container=container))
 
 
-def _take_script(launch: Launch, role: Role, arguments: dict[str, Any]) -> None:
+def _path_of(launch: Launch) -> str:
+    """The script's: the step begins in its image's folder, the workers in their pod's."""
+    return posixpath.join(launch.start.folder, launch.script)
+
+
+def _take_script(launch: Launch, arguments: dict[str, Any]) -> None:
     """The step's script is the one that all roles run."""
-    # The step begins in its image's folder, the workers in their pod's.
-    arguments["script"] = posixpath.join(role.pod.container.get("workingDir") or "", launch.script)
+    arguments["script"] = _path_of(launch)
     if launch.script_arguments:
         arguments["script_args"] = shlex.join(launch.script_arguments)
 
@@ -247,6 +270,8 @@ def _take_flags(
     for name, value in flags_left.items():
         nearest_flag = nearest((name,), "the train step's flags")
         notes.append(f"{file}: the launcher's --{name}={value}: no counterpart; nearest: {nearest_flag}")
+    for word in launch.unfilled:
+        notes.append(f"{file}: the command's `{word}` is passed as it stands; nearest: its value in --script-args")
     for command in launch.start.others:
         notes.append(f"{file}: the command's `{command}` is left out; nearest: the image, or `env`")
 

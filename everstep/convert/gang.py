@@ -13,6 +13,7 @@ from everstep.convert.source import Role, SourceJob
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.platform.kubernetes.scheduling import (
     COSCHEDULING_NAME,
+    GROUP_NAME,
     KOORDINATOR_MINIMUM,
     KOORDINATOR_NAME,
     KOORDINATOR_QUEUE,
@@ -21,7 +22,7 @@ from everstep.runtime.platform.kubernetes.scheduling import (
 
 _GANGS = {
     KOORDINATOR_NAME: Gang.KOORDINATOR, KOORDINATOR_MINIMUM: Gang.KOORDINATOR, COSCHEDULING_NAME: Gang.COSCHEDULING,
-    KUEUE_QUEUE: Gang.KUEUE,
+    KUEUE_QUEUE: Gang.KUEUE, GROUP_NAME: Gang.VOLCANO,
 }  # fmt: skip
 _QUEUES = (KOORDINATOR_QUEUE, KUEUE_QUEUE)
 

@@ -11,9 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everstep.convert.field_reader import number_in
-from everstep.convert.shell import ShellStart, read_start
+from everstep.convert.shell import (
+    ShellStart,
+    fill_in,
+    is_assignment,
+    joined_lines,
+    place_of_text,
+    read_start,
+    without_quoted,
+)
 
-_SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/bash")
 _LAUNCHERS = ("torchrun", "dlrover-run")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "dlrover.trainer.torch.elastic_run")
 _CHECKS = ("network_check", "exclude_straggler", "switchbox_check")
@@ -27,7 +34,6 @@ _COUNTS = {
 }  # fmt: skip
 _BOX_PAIRS = re.compile(r"\d+:\d+( \d+:\d+)*")
 _SHELL_SYNTAX = re.compile(r"&&|\|\||[;|<>`]|\$\(")
-_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _RENDEZVOUS = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port")
 """Flags that say where the nodes meet, which the train step decides."""
 _CONF = "rdzv_conf"
@@ -47,6 +53,8 @@ class Launch:
     """What the shell does first, and the variables that it sets for the command alone."""
     has_launcher: bool = False
     """torchrun or dlrover-run starts it, not Python."""
+    unfilled: tuple[str, ...] = ()
+    """Words of the program that a shell would have filled in, with what is not known here."""
 
     @property
     def script(self) -> str:
@@ -61,37 +69,35 @@ class Launch:
 
 
 def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: str = "") -> Launch | None:
-    """What a launcher or Python starts; None if the command is something else: a server, a module, a shell script.
+    """What a launcher or Python starts; None if the command is something else: a server, a module, a shell script, a
+    script whose arguments only the shell knows.
 
-    `variables` are those that the job's system sets, such as NODE_NUM. The command begins in `folder`; empty: not
+    `variables` are those that the command finds, such as NODE_NUM. The command begins in `folder`; empty: not
     known.
     """
-    words, earlier = list(command), list[str]()
-    if len(words) >= 3 and words[0] in _SHELLS and words[1].startswith("-") and words[1].endswith("c"):
-        *earlier, last = re.split(r"\s&&\s", " ".join(words[2].replace("\\\n", " ").split()))
-        if _SHELL_SYNTAX.search(last):
+    words, of_command = [fill_in(word, variables) for word in command], list[str]()
+    start = ShellStart(folder)
+    place = place_of_text(command)
+    if place:
+        *earlier, last = (text.strip() for text in re.split(r"\s&&\s", joined_lines(command[place])))
+        if _SHELL_SYNTAX.search(last) or "\n" in without_quoted(last):
             return None
+        start = read_start(earlier, folder, variables)
         try:
-            words = shlex.split(last)
+            words = shlex.split(fill_in(last, start.known))
         except ValueError:
             return None
-    of_command: list[str] = []
-    while words and re.fullmatch(r"\w+=.*", words[0]):
+    while words and is_assignment(words[0]):
         of_command.append(words.pop(0))
-
-    def fill_in(text: str) -> str:
-        return _VARIABLE.sub(lambda match: variables.get(match.group(1), match.group()), text)
-
-    words = [fill_in(word) for word in words]
     has_launcher, rest = _after_launcher(words)
     flags, rest = _split_flags(rest)
     if not rest:
         return None
     python = () if _NO_PYTHON in flags else ("python", "-m") if flags.keys() & set(_MODULE) else ("python",)
     flags = {name: value for name, value in flags.items() if name not in (*_MODULE, _NO_PYTHON)}
-    start = read_start([fill_in(text) for text in earlier], [fill_in(text) for text in of_command], folder)
-    launch = Launch((*python, *rest), flags, start, has_launcher)
-    return launch if has_launcher or launch.script else None
+    unfilled = tuple(word for word in rest if place and "$" in word)
+    launch = Launch((*python, *rest), flags, start.with_own(of_command), has_launcher, unfilled)
+    return launch if has_launcher or (launch.script and not unfilled) else None
 
 
 def _after_launcher(words: Sequence[str]) -> tuple[bool, list[str]]:

@@ -4,10 +4,16 @@ import posixpath
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/sh", "/usr/bin/bash")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _NOT_LITERAL = re.compile(r"[$`~*?\[()|;&<>]")
+_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
+_TO_FILL = re.compile(r"'[^']*'|\\.|\$(\w+)|\$\{(\w+)\}", re.DOTALL)
+"""A variable, or a part of the text in which none counts."""
+_PLAIN = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
+"""A value that stands for itself, within quotes and without: there it may be several words."""
 _RENDEZVOUS = ("NODE_RANK", "DLROVER_MASTER_ADDR", "MASTER_ADDR", "MASTER_PORT")
 """Where a launcher's nodes meet: the train step decides it."""
 
@@ -22,26 +28,77 @@ class ShellStart:
     """Those that are exported, or set for the command alone, to a text that is known."""
     others: tuple[str, ...] = ()
     """Everything else, as it stands."""
+    known: Mapping[str, str] = field(default_factory=dict)
+    """What variables stand for in the command's words."""
+
+    def with_own(self, assignments: Sequence[str]) -> "ShellStart":
+        """And with the assignments of the command itself, such as A=1."""
+        own = dict(map(_halves, filter(_is_known, assignments)))
+        others = tuple(text for text in assignments if not _is_known(text))
+        return replace(self, variables=_without_meeting({**self.variables, **own}), others=(*self.others, *others))
 
 
-def read_start(commands: Sequence[str], assignments: Sequence[str], folder: str = "") -> ShellStart:
-    """`commands` come before the command, joined by &&; `assignments` are its own, such as A=1. They begin in `folder`;
-    empty: not known."""
-    variables, others = dict[str, str](), list[str]()
+def place_of_text(command: Sequence[str]) -> int:
+    """Of the text that a shell is told to run (`bash -lc TEXT`) among the words; 0: it is none."""
+    place = 1
+    while command[0:1] and command[0] in SHELLS and command[place + 1 :] and re.match("-[^-]", command[place]):
+        place += 1
+        if command[place - 1].endswith("c"):
+            return place
+    return 0
+
+
+def joined_lines(text: str) -> str:
+    """A shell's text without the line breaks that a backslash takes away."""
+    return _QUOTED.sub(lambda match: match[0] if match[0][0] == "'" else match[0].replace("\\\n", ""), text)
+
+
+def without_quoted(text: str) -> str:
+    """What of a shell's text is in no quotes."""
+    return _QUOTED.sub("", text)
+
+
+def fill_in(text: str, variables: Mapping[str, str]) -> str:
+    """A shell's text with the values of variables, but for values that are not plain and where the nodes meet."""
+
+    def filled(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        value = None if name in _RENDEZVOUS else variables.get(name)
+        return match[0] if value is None or not _PLAIN.fullmatch(value) else value
+
+    return _TO_FILL.sub(filled, text)
+
+
+def is_assignment(word: str) -> bool:
+    """A=1, and the like."""
+    return bool(_ASSIGNMENT.fullmatch(word))
+
+
+def read_start(commands: Sequence[str], folder: str, given: Mapping[str, str]) -> ShellStart:
+    """`commands` come before the command, joined by &&. They begin in `folder` (empty: not known), with the variables
+    `given`."""
+    variables, known, others = dict[str, str](), dict(given), list[str]()
     for command in commands:
-        name, *words = _split(command)
+        name, *words = _split(fill_in(command, known))
         leads_to = posixpath.normpath(posixpath.join(folder, words[0])) if len(words) == 1 else ""
+        exported = [f"{word}={known[word]}" if word in known else word for word in words]
         if name == "cd" and leads_to.startswith("/") and not _NOT_LITERAL.search(leads_to):
             folder = leads_to
-        elif name == "export" and words and all(map(_is_known, words)):
-            variables |= map(_halves, words)
+        elif name == "export" and words and all(map(_is_known, exported)):
+            variables |= map(_halves, exported)
+            known |= map(_halves, exported)
+        elif all(map(_is_known, [name, *words])):  # The shell's own, unless they are exported already.
+            known |= map(_halves, [name, *words])
+            variables |= {key: known[key] for key, _ in map(_halves, [name, *words]) if key in {**given, **variables}}
         else:
             others.append(command)
-    variables |= map(_halves, filter(_is_known, assignments))
-    others += [text for text in assignments if not _is_known(text)]
-    return ShellStart(
-        folder, {name: value for name, value in variables.items() if name not in _RENDEZVOUS}, tuple(others)
-    )
+            for word in re.findall(r"\w+", command):  # It may be set to something else.
+                known.pop(word, None)
+    return ShellStart(folder, _without_meeting(variables), tuple(others), known)
+
+
+def _without_meeting(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name not in _RENDEZVOUS}
 
 
 def _split(command: str) -> list[str]:

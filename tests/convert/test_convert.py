@@ -105,7 +105,8 @@ def test_of_several_documents_the_only_job_is_converted_and_the_others_are_liste
     conversion = convert(f"{GROUP}{job}---\nkind: ConfigMap\n", "f")
     assert conversion.arguments == convert(job, "f").arguments
     line = (GROUP + job).count("\n") + 2
-    assert "f:1: PodGroup gang: left out; --gang makes one for the job, of --min-nodes nodes" in conversion.notes
+    made = "f:1: PodGroup gang: left out; --gang makes one for the job, of --min-nodes nodes"
+    assert f"{made}; its minMember is not carried" in conversion.notes
     assert f"f:{line}: ConfigMap: left out; create it as before" in conversion.notes
     for text, said in ((f"{job}---\n{job}", "f:1: 2 documents, of which 2 are jobs; give a file with one"),
                        (f"{GROUP}kind: ConfigMap", "f:1: 2 documents, of which 0 are jobs")):  # fmt: skip

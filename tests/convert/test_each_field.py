@@ -21,6 +21,8 @@ from everstep.runtime.job.state import State
 from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 from tests.convert.stand_ins import HEAD, JOBS, POD
 
+OWN_SSH_FIRST = ["sh", "-c", 'export PATH=$EVERSTEP_SSH:$PATH; exec "$@"', "sh"]
+
 
 def fields_of(value: Any, path: FieldPath = ()) -> Iterator[tuple[FieldPath, Any]]:
     """Everything in it, with its place."""
@@ -133,9 +135,32 @@ def test_a_command_that_does_more_than_serve_ssh_stays_and_is_listed(command: st
 def test_a_launcher_without_a_shell_gets_the_jobs_ssh_too() -> None:
     text = (JOBS / "ai_training_job.yaml").read_text()
     launched = re.sub(r"command: \[/bin/bash, -c, \"export.*", 'command: [horovodrun, -np, "2", python, a b.py]', text)
-    assert commands_of(launched)["launcher"] == [
-        "sh", "-c", 'export PATH=$EVERSTEP_SSH:$PATH; exec "$@"', "sh", "horovodrun", "-np", "2", "python", "a b.py",
-    ]  # fmt: skip
+    assert commands_of(launched)["launcher"] == [*OWN_SSH_FIRST, "horovodrun", "-np", "2", "python", "a b.py"]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (["python", "-c", "import horovod"], [*OWN_SSH_FIRST, "python", "-c", "import horovod"]),
+        (["bash", "-lc", "horovodrun a"], ["bash", "-lc", "export PATH=$EVERSTEP_SSH:$PATH; horovodrun a"]),
+        (["bash", "-l", "-c", "run", "x"], ["bash", "-l", "-c", "export PATH=$EVERSTEP_SSH:$PATH; run", "x"]),
+    ],
+)  # fmt: skip
+def test_the_jobs_ssh_comes_first_in_a_shells_own_text(command: list[str], expected: list[str]) -> None:
+    text = (JOBS / "ai_training_job.yaml").read_text()
+    launched = re.sub(r"command: \[/bin/bash, -c, \"export.*", f"command: {json.dumps(command)}", text)
+    assert commands_of(launched)["launcher"] == expected
+
+
+@pytest.mark.parametrize("seconds", [0, 86_401])
+def test_a_grace_period_that_no_node_has_is_listed(seconds: int) -> None:
+    text = (JOBS / "ai_training_job.yaml").read_text()
+    text = text.replace("terminationGracePeriodSeconds: 30", f"terminationGracePeriodSeconds: {seconds}")
+    place = "spec.replicaSpecs.launcher.template.spec.terminationGracePeriodSeconds"
+    assert f"{place}: {seconds}: no counterpart; nearest: 1 to 86400 seconds" in noted(text)
+    spec = convert(text, "f").arguments["job_spec"]["replicaSpecs"]["launcher"]["template"]["spec"]
+    assert "terminationGracePeriodSeconds" not in spec
+    assert spec["dnsPolicy"] == "ClusterFirstWithHostNet"
 
 
 def test_a_framework_without_its_roles_is_listed() -> None:

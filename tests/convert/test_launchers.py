@@ -30,10 +30,68 @@ def test_lines_that_start_a_script(command: list[str], script: str, flags: dict[
 @pytest.mark.parametrize(
     "command",
     [[], ["nginx"], ["sleep", "infinity"], ["python", "-m", "trainer"], ["sh", "-c", "python a.py | tee log"],
-     ["sh", "-c", "python 'a.py"], ["python", "-c", "pass", "a.py"], ["horovodrun", "-np", "3", "python", "a.py"]],
+     ["sh", "-c", "python 'a.py"], ["sh", "-c", "python a.py $X"], ["sh", "-c", "X=1 python a.py $X"],
+     ["sh", "-c", "python a.py '$N'"], ["bash", "-c", "torchrun a.py\necho done"], ["bash", "--norc", "torchrun a.py"],
+     ["python", "-c", "pass", "a.py"], ["horovodrun", "-np", "3", "python", "a.py"]],
 )  # fmt: skip
 def test_lines_that_are_run_as_they_are(command: list[str]) -> None:
-    assert parse_launch(command, {}) is None
+    assert parse_launch(command, {"N": "1"}) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "arguments"),
+    [
+        ("export BATCH=32 && torchrun a.py --batch $BATCH", ["--batch", "32"]),
+        ("export S=a.py && torchrun $S", []),
+        ("A=1 && export A && torchrun a.py ${A}0", ["10"]),
+        ("A=1 && export B=$A && python a.py $B $NODES", ["1", "4"]),
+        ("export A='--x 1' B= && torchrun a.py $A \"$A\" $B \"$B\"", ["--x", "1", "--x 1", ""]),
+        ("python a.py 'two  blanks' \"a\nline\" b\\\nc  d\n", ["two  blanks", "a\nline", "bc", "d"]),
+        ("torchrun a.py \"it's\" \\\n 'x'", ["it's", "x"]),
+        ("torchrun --node-rank=$RANK --nnodes=$NODES a.py", []),
+    ],
+)  # fmt: skip
+def test_words_are_those_that_the_shell_would_give(line: str, arguments: list[str]) -> None:
+    launch = parse_launch(["bash", "-e", "-c", line], {"NODES": "4"})
+    assert launch
+    assert (launch.script, list(launch.script_arguments), launch.unfilled) == ("a.py", arguments, ())
+
+
+def test_a_variable_of_the_pod_is_filled_in_and_one_that_is_not_known_is_listed() -> None:
+    line = ["bash", "-c", "torchrun t.py --batch $BATCH --data $DATA"]
+    pod = POD.replace("[python, t.py]", json.dumps(line)).replace(
+        "image: i,", 'image: i, env: [{name: BATCH, value: "8"}, {name: DATA, valueFrom: {fieldRef: {fieldPath: a}}}],'
+    )
+    conversion = convert(f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}", "f")
+    assert conversion.arguments["script_args"] == "--batch 8 --data '$DATA'"
+    assert "f: the command's `$DATA` is passed as it stands; nearest: its value in --script-args" in conversion.notes
+
+
+def test_a_note_is_one_line_whatever_the_command_is() -> None:
+    line = ["bash", "-c", "set -e\ncd /w && torchrun --other='a\nb' t.py"]
+    pod = POD.replace("[python, t.py]", json.dumps(line))
+    notes = convert(f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}", "f").notes
+    assert r"f: the command's `set -e\ncd /w` is left out; nearest: the image, or `env`" in notes
+    assert not any("\n" in note for note in notes)
+
+
+def folders_of(command: list[str], **folders: str) -> tuple[str, dict[str, str]]:
+    """The script, and each role's folder."""
+    pod = POD.replace("[python, t.py]", json.dumps(command))
+    roles = [f"{name}: {{{pod.replace('image: i,', f'image: i, workingDir: {at},')}}}" for name, at in folders.items()]
+    arguments = convert(f"{HEAD}  replicaSpecs: {{{', '.join(roles)}}}", "f").arguments
+    entries = arguments["job_spec"]["replicaSpecs"]
+    return arguments["script"], {
+        name: entry["template"]["spec"]["containers"][0]["workingDir"] for name, entry in entries.items()
+    }
+
+
+def test_each_role_keeps_its_folder() -> None:
+    each = {"chief": "/a", "worker": "/b"}
+    assert folders_of(["torchrun", "t.py"], **each) == (COMMAND, each)
+    assert folders_of(["torchrun", "/t.py"], **each) == ("/t.py", each)
+    assert folders_of(["sh", "-c", "cd c && torchrun /t.py"], **each) == ("/t.py", {"chief": "/a/c", "worker": "/b/c"})
+    assert folders_of(["sh", "-c", "cd /c && python t.py"], **each) == ("/c/t.py", dict.fromkeys(each, "/c"))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +128,7 @@ def test_no_worker_starts_a_launcher_where_roles_have_each_their_own() -> None:
         ("cd /w && cd ../v && torchrun a.py", "/v", {}, ()),
         ("cd w && torchrun a.py", "", {}, ("cd w",)),
         ("export A='1 2' B= && export C=$D && torchrun a.py", "", {"A": "1 2", "B": ""}, ("export C=$D",)),
+        ("export A=1 && echo A && torchrun a.py", "", {"A": "1"}, ("echo A",)),
         ("export A=$NODE_NUM && torchrun a.py", "", {"A": "4"}, ()),
         ("NODE_RANK=$RANK DLROVER_MASTER_ADDR=$MASTER_ADDR:$MASTER_PORT dlrover-run a.py", "", {}, ()),
         ("(bash chaos.sh cpu-overload &) && cd /w && dlrover-run a.py", "/w", {}, ("(bash chaos.sh cpu-overload &)",)),

@@ -7,6 +7,7 @@ from typing import Any
 from everstep.convert.field_reader import Fields, number_in
 from everstep.convert.nearest import nearest
 from everstep.convert.pods import read_pod, read_texts
+from everstep.convert.shell import place_of_text
 from everstep.convert.source import Pod, Role, SourceJob
 from everstep.runtime.job.spec import LAUNCHER, TENSORFLOW_ROLES
 from everstep.runtime.job.spec_values import USUAL_PRIORITY
@@ -80,8 +81,8 @@ def _framework(fields: Fields, roles: list[str]) -> dict[str, Any]:
 def _with_own_keys(fields: Fields, role: Role) -> Pod:
     """With a command that uses the job's keys: the launcher's ssh, or the server of another role."""
     words = list(role.pod.command)
-    shell = words[:2] if len(words) > 2 and words[1] == "-c" else []
-    text = words[2] if shell else " ".join(words)
+    place = place_of_text(words)
+    text = words[place] if place else " ".join(words)
     if not text:
         return role.pod
     if role.name != LAUNCHER:
@@ -89,8 +90,8 @@ def _with_own_keys(fields: Fields, role: Role) -> Pod:
             fields.note(_NO_SERVER, "spec", "replicaSpecs", role.name)
             return role.pod
         return replace(role.pod, command=_SERVER)
-    if shell:
-        return replace(role.pod, command=(*shell, f"{_OWN_SSH}; {text}", *words[3:]))
+    if place:  # Within: a login shell's profile may set PATH anew.
+        return replace(role.pod, command=(*words[:place], f"{_OWN_SSH}; {text}", *words[place + 1 :]))
     return replace(role.pod, command=("sh", "-c", f'{_OWN_SSH}; exec "$@"', "sh", *words))
 
 
