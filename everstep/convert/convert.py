@@ -68,15 +68,7 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     fields.skip(dict, "status")
     minimums = [minimum for other in others if (minimum := _group_minimum(other)) is not None]
     minimum = minimums[0] if len(minimums) == 1 else None
-    as_read = replace(read(fields), metadata=_metadata(fields))
-    job = take_gang(as_read, file, fields.notes, minimum)
-    group = _CREATE
-    if "gang" in job.arguments:
-        is_carried = minimum is not None and job is not as_read and len(job.roles) == 1
-        group = _MADE if is_carried else f"{_MADE}; its minMember is not carried"
-    for other in others:
-        what = group if _kind(other) == _GROUP else _CREATE
-        fields.notes.append(f"{file}:{other.line(())}: {_title(other)}: left out; {what}")
+    job = take_gang(replace(read(fields), metadata=_metadata(fields)), file, fields.notes, minimum)
     if not _NAME.fullmatch(job.name):
         raise fields.wrong(
             f"{job.name!r} is not a name for Kubernetes: it takes small letters, digits, - and .", "metadata", "name"
@@ -85,6 +77,9 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     if not image and not pod.image:
         raise fields.wrong("no image: its runtime's is not known here; name one, or give --image", "spec")
     arguments = _arguments(job, fields, more)
+    for other in others:
+        what = _of_group(arguments, minimum) if _kind(other) == _GROUP else _CREATE
+        more.append(f"{file}:{other.line(())}: {_title(other)}: left out; {what}")
     unmatched_fields = [
         f"{file}:{fields.line(path)}: {path_text(path)}: no counterpart; nearest: {nearest(path)}"
         for path in fields.unread()
@@ -142,6 +137,15 @@ def _group_minimum(other: Document) -> int | None:
     spec = other.value.get("spec") if _kind(other) == _GROUP else None
     minimum = spec.get("minMember") if isinstance(spec, dict) else None
     return minimum if isinstance(minimum, int) and not isinstance(minimum, bool) and minimum > 0 else None
+
+
+def _of_group(arguments: dict[str, Any], minimum: int | None) -> str:
+    """What becomes of a PodGroup beside the job: is the gang of the train step as large?"""
+    if "gang" not in arguments:
+        return _CREATE
+    roles = arguments.get("job_spec", {}).get("replicaSpecs", {}).values()
+    least = sum(role["minReplicas"] for role in roles) or arguments["min_nodes"]
+    return _MADE if least == minimum else f"{_MADE}; its minMember is not carried"
 
 
 def _template(role: Role, image: str) -> dict[str, Any]:

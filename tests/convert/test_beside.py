@@ -36,9 +36,14 @@ def test_volcanos_mark_on_a_jobs_pods_is_the_steps_gang() -> None:
     [
         (f"{HEAD}  replicaSpecs: {{worker: {{replicas: 3, {POD}}}}}", AS_BEFORE),
         (f"{HEAD}  replicaSpecs: {{chief: {{{MARKED}}}, worker: {{replicas: 3, {MARKED}}}}}", NOT_CARRIED),
-        ((JOBS / "volcano_job.yaml").read_text(), NOT_CARRIED),
+        (
+            f"{HEAD}  replicaSpecs: {{worker: {{replicas: 3, {MARKED.replace('python', 'torchrun, --nnodes=3')}}}}}",
+            NOT_CARRIED,
+        ),
+        (f"{HEAD}  replicaSpecs: {{worker: {{replicas: 1, {MARKED}}}}}", NOT_CARRIED),
+        ((JOBS / "volcano_job.yaml").read_text().replace("minAvailable: 2", "minAvailable: 3"), NOT_CARRIED),
     ],
-    ids=["no gang", "two roles", "a gang of its own"],
+    ids=["no gang", "two roles", "the launcher's own", "more than there are", "a gang of its own"],
 )
 def test_a_group_that_the_step_does_not_make_is_said_to_be_left_out(job: str, said: str) -> None:
     assert said in convert(GROUP + job, "f").notes
