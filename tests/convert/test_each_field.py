@@ -142,6 +142,13 @@ def test_a_launcher_without_a_shell_gets_the_jobs_ssh_too() -> None:
     ("command", "expected"),
     [
         (["python", "-c", "import horovod"], [*OWN_SSH_FIRST, "python", "-c", "import horovod"]),
+        (
+            ["horovodrun", "--host-discovery-script", "/etc/edl/discover_hosts.sh", "a b.py"],
+            [
+                "sh", "-c", "export PATH=$EVERSTEP_SSH:$PATH; exec horovodrun --host-discovery-script "
+                "\"$EVERSTEP_DISCOVERY_SCRIPT\" 'a b.py'",
+            ],
+        ),
         (["bash", "-lc", "horovodrun a"], ["bash", "-lc", "export PATH=$EVERSTEP_SSH:$PATH; horovodrun a"]),
         (["bash", "-l", "-c", "run", "x"], ["bash", "-l", "-c", "export PATH=$EVERSTEP_SSH:$PATH; run", "x"]),
     ],

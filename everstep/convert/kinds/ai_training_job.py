@@ -1,6 +1,7 @@
 """Baidu CCE's AITrainingJob (kongming.cce.baidubce.com/v1). The job spec has its fields by the same names."""
 
 import re
+import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ _ROLE = {
 }  # fmt: skip
 _DISCOVERY = "/etc/edl/discover_hosts.sh"
 """Where its discovery plugin puts the script."""
+_OWN_DISCOVERY = "$EVERSTEP_DISCOVERY_SCRIPT"
 _OWN_SSH = "export PATH=$EVERSTEP_SSH:$PATH"
 _SERVER = ("python", "-m", "everstep.ssh_server")
 _SSHD = re.compile(r"\s*(/usr/sbin/)?sshd(\s+-D)?(\s*(&&|;)\s*sleep\s+(inf|infinity|\d+[smhd]?))?\s*")
@@ -132,8 +134,22 @@ def _role(fields: Fields, name: str, roles: list[str]) -> Role:
         policies["waitsFor"] = awaited
     least = fields.count(*path, "minReplicas", default=nodes)
     pod = read_pod(fields, (*path, "template"))
-    command = tuple(word.replace(_DISCOVERY, "$EVERSTEP_DISCOVERY_SCRIPT") for word in pod.command)
-    return Role(name, nodes, least, replace(pod, command=command), policies=policies)
+    return Role(name, nodes, least, replace(pod, command=_with_own_discovery(pod.command)), policies=policies)
+
+
+def _with_own_discovery(command: tuple[str, ...]) -> tuple[str, ...]:
+    """With the round's discovery script in the place of the plugin's; a shell fills in its path."""
+    if place_of_text(command):
+        return tuple(word.replace(_DISCOVERY, _OWN_DISCOVERY) for word in command)
+    if not any(_DISCOVERY in word for word in command):
+        return command
+    words = (
+        f'"{_OWN_DISCOVERY}"'.join(part and shlex.quote(part) for part in word.split(_DISCOVERY))
+        if _DISCOVERY in word
+        else shlex.quote(word)
+        for word in command
+    )
+    return "sh", "-c", f"exec {' '.join(words)}"
 
 
 def _mend_policy(policies: dict[str, Any]) -> bool:
