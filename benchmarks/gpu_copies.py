@@ -55,12 +55,15 @@ def state_bytes(state: Mapping[str, Any]) -> int:
 
 
 @contextmanager
-def node() -> Iterator[Node]:
-    """A node whose slots are in this machine's shared memory."""
+def node(state: dict[str, Any]) -> Iterator[tuple[Node, Checkpointer]]:
+    """A node in its first round, whose slots are in this machine's shared memory, and its worker's checkpointer."""
     with tempfile.TemporaryDirectory(prefix="everstep-gpu-", dir=SHARED_MEMORY) as name:
         gpu_node = Node(Path(name), DirectoryStore(Path(name) / "store"))
         try:
-            yield gpu_node
+            gpu_node.begin(1)
+            checkpointer = Checkpointer(state, keeper=gpu_node.link())
+            gpu_node.has_memory(ALLOCATION_S)
+            yield gpu_node, checkpointer
         finally:
             gpu_node.close()
 
@@ -111,15 +114,11 @@ def measure_staging(options: argparse.Namespace) -> tuple[str, bool]:
     """A save and the wait for its commit, beside one pinned copy."""
     state = state_of(fitting_gib(options.gib))
     size = state_bytes(state)
-    with node() as place:
-        place.begin(1)
-        checkpointer = Checkpointer(state, keeper=place.link())
-        place.has_memory(ALLOCATION_S)
+    with node(state) as (_, checkpointer):
         numbers = iter(range(1, 1000))
 
         def save() -> None:
-            checkpointer.save(next(numbers), state)
-            checkpointer._finish_overlapped()  # pyright: ignore[reportPrivateUsage]
+            save_and_wait(checkpointer, next(numbers), state)
 
         registering = [_timed(save) for _ in range(3)]
         ours = median_s(save)
@@ -129,6 +128,12 @@ def measure_staging(options: argparse.Namespace) -> tuple[str, bool]:
     return f"{ours / theirs:.2f} x ({ours:.3f} s and {theirs:.3f} s, {size / 1e9:.1f} GB; {first})", (
         ours <= 1.1 * theirs
     )
+
+
+def save_and_wait(checkpointer: Checkpointer, iteration: int, state: dict[str, Any]) -> None:
+    """A save, until it is committed."""
+    checkpointer.save(iteration, state)
+    checkpointer._finish_overlapped()  # pyright: ignore[reportPrivateUsage]
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -150,10 +155,7 @@ def measure_overlap(options: argparse.Namespace) -> tuple[str, bool]:
         state["optimizer"].step()
 
     plain = iteration_s(iterate)
-    with node() as place:
-        place.begin(1)
-        checkpointer = Checkpointer(state, keeper=place.link())
-        place.has_memory(ALLOCATION_S)
+    with node(state) as (_, checkpointer):
         numbers = iter(range(1, 1000))
 
         def iterate_and_save() -> None:
@@ -197,12 +199,8 @@ def measure_restore(options: argparse.Namespace) -> tuple[str, bool]:
     """The first restore of a new process's checkpointer, beside one pinned copy."""
     state = state_of(fitting_gib(options.gib))
     size = state_bytes(state)
-    with node() as place:
-        place.begin(1)
-        checkpointer = Checkpointer(state, keeper=place.link())
-        place.has_memory(ALLOCATION_S)
-        checkpointer.save(1, state)
-        checkpointer._finish_overlapped()  # pyright: ignore[reportPrivateUsage]
+    with node(state) as (place, checkpointer):
+        save_and_wait(checkpointer, 1, state)
         checkpointer.close()
         place.keeper.worker_died(0)
         began = time.perf_counter()
