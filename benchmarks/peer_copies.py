@@ -12,7 +12,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from rich.console import Console
@@ -21,8 +20,7 @@ from rich.table import Table
 from tests.harness import TrainStep
 
 NODES = 3
-WARM_UP = 4
-"""Saves before the first that counts: their slots get their memory."""
+SCRIPT = Path(__file__).with_name("peer_copies_rank.py")
 
 
 def measure(copies: int, mib: int, saves: int, pause_s: float) -> tuple[float, float]:
@@ -30,7 +28,7 @@ def measure(copies: int, mib: int, saves: int, pause_s: float) -> tuple[float, f
     with tempfile.TemporaryDirectory(prefix="everstep-benchmark-") as name:
         folder = Path(name)
         flags = {
-            "script": __file__, "script-args": f"{folder} {mib} {saves} {pause_s}", "nodes": str(NODES),
+            "script": str(SCRIPT), "script-args": f"{folder} {mib} {saves} {pause_s}", "nodes": str(NODES),
             "min-nodes": str(NODES), "peer-copies": str(copies), "persist-interval": "1000000",
             "network-check": "False",
         }  # fmt: skip
@@ -44,29 +42,6 @@ def measure(copies: int, mib: int, saves: int, pause_s: float) -> tuple[float, f
         of_ranks = [json.loads(path.read_text()) for path in folder.glob("*.json")]
     paused, dense = ([max(times) for times in zip(*part, strict=True)] for part in zip(*of_ranks, strict=True))
     return statistics.median(paused), statistics.median(dense)
-
-
-def work(folder: str, mib: str, saves: str, pause_s: str) -> None:
-    """A rank: the script of the train step."""
-    import torch
-    import torch.distributed as dist
-
-    import everstep
-    from everstep.runtime.checkpoint.worker.checkpointer import RankState
-
-    context = everstep.init()
-    state = RankState(part=torch.full((int(mib) << 18,), float(context.rank)))
-    checkpointer, seconds, iteration = everstep.Checkpointer(state), list[list[float]](), 0
-    for count, wait_s in ((WARM_UP, float(pause_s)), (int(saves), float(pause_s)), (int(saves), 0.0)):
-        seconds.append([])
-        for _ in range(count):
-            time.sleep(wait_s)
-            dist.barrier()
-            iteration, began = iteration + 1, time.perf_counter()
-            checkpointer.save(iteration, state)
-            seconds[-1].append(time.perf_counter() - began)
-    Path(folder, f"{context.rank}.json").write_text(json.dumps(seconds[1:]))
-    dist.barrier()
 
 
 def main() -> None:
@@ -90,4 +65,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    work(*sys.argv[1:]) if "EVERSTEP_AGENT" in os.environ else main()
+    main()
