@@ -40,11 +40,11 @@ class Kubectl:
         self("create", "--raw", f"/api/v1/namespaces/{namespace}/{path}", "-f", "-", text=json.dumps(wish))
 
     def get(self, kind: str, name: str, namespace: str = NAMESPACE) -> dict[str, Any] | None:
-        """One object; None: there is none."""
+        """One object; None: there is none, or no such kind yet."""
         try:
             return json.loads(self("get", kind, name, "-o", "json", namespace=namespace))
         except ClusterError as error:
-            if "(NotFound)" in str(error):
+            if "(NotFound)" in str(error) or "doesn't have a resource type" in str(error):
                 return None
             raise
 
