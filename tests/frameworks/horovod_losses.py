@@ -5,12 +5,17 @@ import subprocess
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("horovod_script.py")
+_LINE = re.compile(r"iteration (\d+) ranks (\d+) loss ([\d.]+)")
 
 
 def losses_in(text: str) -> dict[int, tuple[int, float]]:
     """The ranks and the loss of each iteration, as rank 0 has written them last."""
-    matches = re.findall(r"iteration (\d+) ranks (\d+) loss ([\d.]+)", text)
-    return {int(iteration): (int(ranks), float(loss)) for iteration, ranks, loss in matches}
+    return {int(iteration): (int(ranks), float(loss)) for iteration, ranks, loss in _LINE.findall(text)}
+
+
+def ranks_in(text: str) -> list[int]:
+    """How many ranks did each iteration, in the order in which rank 0 has written them."""
+    return [int(ranks) for _, ranks, _ in _LINE.findall(text)]
 
 
 def losses_alone(python: Path, iterations: int) -> list[float]:

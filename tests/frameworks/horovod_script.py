@@ -11,7 +11,7 @@ import horovod.torch as hvd  # pyright: ignore[reportMissingImports]
 import torch
 
 BATCH, FEATURES = 12, 8
-"""BATCH is a multiple of 1, 2 and 3 ranks."""
+"""BATCH is a multiple of any number of ranks up to 4."""
 
 
 @hvd.elastic.run

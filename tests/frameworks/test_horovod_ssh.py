@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from everstep.runtime.agent.ports import free_port
-from tests.frameworks.horovod_losses import SCRIPT, losses_alone, losses_in
+from tests.frameworks.horovod_losses import SCRIPT, losses_alone, losses_in, ranks_in
 from tests.frameworks.test_horovod import python
 from tests.launch.launchers import EVERSTEP, Launcher, until
 from tests.launch.networks import INTERFACE, Network
@@ -30,6 +30,8 @@ MACHINES = 5
 ITERATIONS = 400
 SLOTS = 32
 """Of one host, for a test of its logins."""
+UNREAD = 2
+"""Iterations that may be done but not yet told."""
 TOKEN = "only nodes of this job know this"
 KEEP = [sys.executable, "-m", "everstep.keep_running"]
 SERVER = [*KEEP, sys.executable, "-m", "everstep.ssh_server"]
@@ -78,15 +80,21 @@ class Job:
         """The ranks and the loss of each iteration, so far."""
         return losses_in(self.said("machine0"))
 
-    def trains(self, ranks: int, beyond: int = 0) -> int:
-        """Wait until so many ranks do iterations beyond that one; the newest."""
+    def told(self) -> list[int]:
+        """How many ranks did each iteration, in the order in which they were done."""
+        return ranks_in(self.said("machine0"))
 
-        def last() -> tuple[int, int]:
-            losses = self.losses()
-            return (max(losses), losses[max(losses)][0]) if losses else (0, 0)
+    def trains(self, ranks: int, after: int = 0) -> None:
+        """Wait until at least so many ranks have done an iteration, after so many others.
 
-        until(lambda: last()[0] > beyond and last()[1] == ranks, lambda: f"{ranks} ranks: {self.said()}")
-        return last()[0]
+        After a fault there may be more ranks than horovodrun would have: if it gives up, as on a busy machine, it is
+        started anew, from the first iteration, and takes back all hosts.
+        """
+        until(lambda: max(self.told()[after:], default=0) >= ranks, lambda: f"{ranks} ranks: {self.said()}")
+
+    def goes_on(self) -> None:
+        """Wait for iterations that began after this."""
+        self.trains(2, len(self.told()) + UNREAD)
 
     def workers(self, number: int) -> list[int]:
         """horovodrun's workers on that machine."""
@@ -127,25 +135,25 @@ def test_workers_and_machines_come_and_go_and_the_losses_stay(job: Job, python: 
     job.launch(python, 1.0)
     for number in (1, 2):
         job.start(number, "trainer", SERVER)
-    done = job.trains(2)
+    job.trains(2)
     job.start(3, "trainer", SERVER)
-    done = job.trains(3, done)
+    job.trains(3)
     (worker,) = job.workers(3)
     os.kill(worker, signal.SIGKILL)
-    done = job.trains(2, done)
+    job.goes_on()
     job.start(4, "trainer", SERVER)
-    done = job.trains(3, done)
+    job.trains(3, len(job.told()))
     job.network.wire("down", 2)  # Nobody hears how it ends.
     lost = job.network.processes(2)
     for pid in lost:
         os.kill(pid, signal.SIGKILL)
     assert lost
-    job.trains(2, done)
+    job.goes_on()
     (job.launcher.folder / "hurry").touch()
     assert job.launcher.named["machine0"].wait(180) == 0, job.said()
     losses = job.losses()
     assert sorted(losses) == list(range(1, ITERATIONS + 1))
-    assert {ranks for ranks, _ in losses.values()} == {2, 3}
+    assert {ranks for ranks, _ in losses.values()} >= {2, 3}
     assert [loss for _, loss in losses.values()] == pytest.approx(losses_alone(python, ITERATIONS), rel=1e-3)
     assert job.said().count("Accepted publickey") >= 4  # More if horovodrun gave up a peer, and was started anew.
     assert TOKEN not in job.said()
