@@ -7,7 +7,7 @@ decision becomes a record (`records`) through `transaction`. The state is the fo
 (the status for people), `checkpoints`, and `snapshot` (the state as bytes).
 Pure functions of the state decide the rest: the next round (`rounds`, `topology`), what it restores (`restore`), what
 follows from a fault (`fault_policy`: one table, rendered as docs/faults.md), when the job is over (`termination`),
-which nodes are slow (`stragglers`) or desired (`replicas`), and seats and directives (`assignments`). Signs of life
+which nodes are slow (`slow_nodes`) or desired (`replicas`), and seats and directives (`assignments`). Signs of life
 (`liveness`) and who accuses whom of silence (`suspicion`) are not journaled.
 `everstep.runtime.master` journals the records before it acts on them.
 `spec` describes a job; `spec_reader`, the only module here that needs PyYAML, reads it from YAML.

@@ -7,7 +7,6 @@ from itertools import islice
 import msgspec
 from msgspec.structs import replace
 
-from everstep.runtime.job.records import Stored
 from everstep.runtime.protocol.holdings import Holding, Refusal
 
 MAX_LISTED = 4
@@ -73,6 +72,16 @@ class Checkpoint(msgspec.Struct, frozen=True):
     shards: Shards = Shards()
     manifest: str = ""
     """Key of the manifest; empty until committed."""
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A committed checkpoint as its manifest describes it."""
+
+    key: str
+    """Key of the manifest."""
+    shards: tuple[Holding, ...]
+    """All shards."""
+    is_certified: bool = False
 
 
 class Doubt(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from everstep.runtime.job.records import Stored
+from everstep.runtime.job.checkpoints import Stored
 from everstep.runtime.protocol.holdings import Refusal
 from everstep.runtime.protocol.messages import (
     Dumped,

@@ -6,6 +6,7 @@ seconds) never decrease along a journal.
 
 import msgspec
 
+from everstep.runtime.job.checkpoints import Stored
 from everstep.runtime.job.reasons import Decision, JobResult, Reason
 from everstep.runtime.protocol.holdings import Holding, Refusal
 from everstep.runtime.protocol.rounds import Round
@@ -327,16 +328,6 @@ class Forgotten(Fact, frozen=True, kw_only=True):
     """(Round, iteration) of each."""
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """A committed checkpoint as its manifest describes it."""
-
-    key: str
-    """Key of the manifest."""
-    shards: tuple[Holding, ...]
-    """All shards."""
-    is_certified: bool = False
-
-
 class StoreSurveyed(Fact, frozen=True, kw_only=True):
     """The store has checkpoints that this journal does not know: the journal began later, or was lost."""
 
@@ -378,39 +369,13 @@ class JobEnded(Fact, frozen=True, kw_only=True):
 
 
 Record = (
-    MasterClaimed
-    | MasterAway
-    | JobReopened
-    | NodeRequested
-    | NodeAppeared
-    | NodeJoined
-    | NodeStrayed
-    | NodeLeaving
-    | NodeReleased
-    | NodeLost
-    | NodeSuspected
-    | NodeFinished
-    | WorkerFaulted
-    | FaultJudged
-    | HangSeen
-    | HangExplained
-    | HangOver
-    | SlowSeen
-    | RoundFormed
-    | CheckRequested
-    | NodeTested
-    | CheckOver
-    | RoundBroken
-    | ShardPersisted
-    | Committed
-    | StateCertified
-    | StateRejected
-    | BatchSkipped
-    | DataShardTaken
-    | DataShardEnded
-    | Forgotten
-    | StoreSurveyed
-    | PassedOver
-    | DesiredChanged
-    | JobEnded
-)
+    MasterClaimed | MasterAway | JobReopened
+    | NodeRequested | NodeAppeared | NodeJoined | NodeStrayed | NodeLeaving | NodeReleased | NodeLost | NodeSuspected
+    | NodeFinished | WorkerFaulted | FaultJudged
+    | HangSeen | HangExplained | HangOver | SlowSeen
+    | RoundFormed | CheckRequested | NodeTested | CheckOver | RoundBroken
+    | ShardPersisted | Committed | StateCertified | StateRejected | BatchSkipped
+    | DataShardTaken | DataShardEnded
+    | Forgotten | StoreSurveyed | PassedOver
+    | DesiredChanged | JobEnded
+)  # fmt: skip

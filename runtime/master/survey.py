@@ -21,9 +21,8 @@ from everstep.runtime.checkpoint.stored.keys import (
 )
 from everstep.runtime.checkpoint.stored.manifest import Commit, encode_manifest, read_listed_commit
 from everstep.runtime.checkpoint.stored.reports import reported_commit
-from everstep.runtime.job.checkpoints import KEPT_CHECKPOINTS, Checkpoint
+from everstep.runtime.job.checkpoints import KEPT_CHECKPOINTS, Checkpoint, Stored
 from everstep.runtime.job.events import Survey
-from everstep.runtime.job.records import Stored
 from everstep.runtime.job.state import State
 from everstep.runtime.protocol.holdings import Flaw, Holding, Refusal
 from everstep.runtime.store import Entry, Store

@@ -3,11 +3,11 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.runtime.job.checkpoints import KEPT_CHECKPOINTS
+from everstep.runtime.job.checkpoints import KEPT_CHECKPOINTS, Stored
 from everstep.runtime.job.events import ManifestWritten, Opened, RestoreFailed, ShardStored, Survey
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.reasons import JobResult, Reason
-from everstep.runtime.job.records import FaultJudged, PassedOver, RoundBroken, Stored, StoreSurveyed
+from everstep.runtime.job.records import FaultJudged, PassedOver, RoundBroken, StoreSurveyed
 from everstep.runtime.job.snapshot import decode_snapshot, encode_snapshot
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.protocol.holdings import Flaw, Holding, Refusal
