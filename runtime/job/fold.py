@@ -1,34 +1,26 @@
 """The state of a job after its records: one function for each kind. `phases` has the job's transition table, `nodes`
-that of its nodes; an unlisted pair raises. `fold_stored` does the same for checkpoints and shards of data.
+that of its nodes; an unlisted pair raises. `fold_rounds` does the same for rounds, `fold_stored` for checkpoints and
+shards of data.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
-from itertools import accumulate
 from typing import Any
 
 from msgspec.structs import replace
 
 from everstep.runtime.job import conditions as conditions_
 from everstep.runtime.job import data_queues
-from everstep.runtime.job.checkpoints import (
-    Doubt,
-)
+from everstep.runtime.job.checkpoints import Doubt
 from everstep.runtime.job.error_kinds import is_echo
+from everstep.runtime.job.fold_rounds import ROUND_HANDLERS
 from everstep.runtime.job.fold_stored import STORED_HANDLERS
 from everstep.runtime.job.nodes import LIVE, NodePhase, NodeState, UnlistedTransition, node_after
-from everstep.runtime.job.peers import copy_keepers
 from everstep.runtime.job.phases import JOB_TRANSITIONS
 from everstep.runtime.job.reasons import Decision, Reason
 from everstep.runtime.job.records import (
-    CheckOver,
-    CheckRequested,
     DesiredChanged,
     FaultJudged,
-    HangExplained,
-    HangOver,
-    HangSeen,
     JobEnded,
     JobReopened,
     MasterAway,
@@ -42,22 +34,14 @@ from everstep.runtime.job.records import (
     NodeRequested,
     NodeStrayed,
     NodeSuspected,
-    NodeTested,
     Record,
-    RoundBroken,
-    RoundFormed,
-    SlowSeen,
     WorkerFaulted,
 )
-from everstep.runtime.job.state import RELAUNCHES, State, fastest_start, member_names, next_round, round_number
+from everstep.runtime.job.state import RELAUNCHES, State, fastest_start, require_node, round_number, with_nodes
 from everstep.runtime.protocol.holdings import Flaw
 from everstep.runtime.protocol.messages import Action
 
-KEPT_WORLDS = 64
-"""Rounds whose world size the state remembers."""
 P = NodePhase
-_FAULTLESS = (Reason.GROW, Reason.SCALED, Reason.PREEMPTED, Reason.DAMAGED)
-"""Reasons to end a round that are not charged as a fault."""
 
 
 def apply(state: State, record: Record) -> State:
@@ -76,17 +60,6 @@ def apply(state: State, record: Record) -> State:
 def fold(records: Iterable[Record], state: State | None = None) -> State:
     """The state after these records."""
     return reduce(apply, records, State() if state is None else state)
-
-
-def _require_node(state: State, name: str) -> NodeState:
-    node = state.nodes.get(name)
-    if node is None:
-        raise UnlistedTransition(f"{name} is not a node of this job")
-    return node
-
-
-def _with_nodes(state: State, *nodes: NodeState, **fields: Any) -> State:
-    return replace(state, nodes=state.nodes.with_nodes(nodes), **fields)
 
 
 def _apply_master_claimed(state: State, record: MasterClaimed) -> State:
@@ -115,7 +88,7 @@ def _apply_job_reopened(state: State, record: JobReopened) -> State:
         replace(n if n.phase is P.LOST else node_after(n, record, why, left_at=record.time), left_because=None)
         for n in state.nodes.values()
     ]
-    return _with_nodes(
+    return with_nodes(
         state, *nodes, since=record.time, began_at=0.0, relaunches={}, restarts={}, given_up={}, blamed={}, stalled=0,
         ended=None, hang=None, slow=(), finished={}, excused=frozenset(), refused=(), moved_for=(),
         slow_replaced=frozenset(), broken=None, reason="taken up again",
@@ -129,7 +102,7 @@ def _apply_node_requested(state: State, record: NodeRequested) -> State:
         record.node, record.role, record.index, record.launch, record.host, record.time,
         replaces=record.replaces, memory_bytes=record.memory_bytes,
     )  # fmt: skip
-    return _with_nodes(state, node_after(fresh, record), requested_at=record.time)
+    return with_nodes(state, node_after(fresh, record), requested_at=record.time)
 
 
 def _apply_node_appeared(state: State, record: NodeAppeared) -> State:
@@ -140,13 +113,13 @@ def _apply_node_appeared(state: State, record: NodeAppeared) -> State:
         directive=before.directive if before else 0, life=before.life if before else 0,
         join=before.join if before else 0,
     )  # fmt: skip
-    return _with_nodes(state, node_after(fresh, record))
+    return with_nodes(state, node_after(fresh, record))
 
 
 def _apply_node_joined(state: State, record: NodeJoined) -> State:
-    before = _require_node(state, record.node)
+    before = require_node(state, record.node)
     if before.phase is P.RUNNING:
-        return _with_nodes(state, node_after(before, record, life=record.life, join=record.number))
+        return with_nodes(state, node_after(before, record, life=record.life, join=record.number))
     # An agent whose long poll ended joins again with another port: it has waited since its first join.
     since = before.joined_at if before.phase in (P.WAITING, P.CHECKING) else record.time
     node = node_after(
@@ -155,33 +128,33 @@ def _apply_node_joined(state: State, record: NodeJoined) -> State:
         master_port=record.master_port, holdings=record.holdings, after_round=record.after_round,
         checked=record.checked, zone=record.zone, life=record.life, join=record.number,
     )  # fmt: skip
-    return _with_nodes(
+    return with_nodes(
         state, node, joined_at=max(state.joined_at, since), fastest_start_s=fastest_start(state, before, record.time)
     )
 
 
 def _apply_node_strayed(state: State, record: NodeStrayed) -> State:
     why = f"it is in round {record.round} and has no place there"
-    return _with_nodes(
-        state, node_after(_require_node(state, record.node), record, why, record.round, action=Action.REJOIN)
+    return with_nodes(
+        state, node_after(require_node(state, record.node), record, why, record.round, action=Action.REJOIN)
     )
 
 
 def _apply_node_leaving(state: State, record: NodeLeaving) -> State:
-    before = _require_node(state, record.node)
+    before = require_node(state, record.node)
     action = {"action": Action.PERSIST} if before.phase is P.RUNNING else {}
     node = node_after(
         before, record, record.detail, round_number(state),
         leaving_until=record.until, leaving_because=record.reason, **action,
     )  # fmt: skip
-    return _with_nodes(state, node)
+    return with_nodes(state, node)
 
 
 def _apply_node_released(state: State, record: NodeReleased) -> State:
-    before = _require_node(state, record.node)
+    before = require_node(state, record.node)
     excused_rounds = _excused_rounds(state, before) if before.is_leaving else state.excused
     node = node_after(before, record, record.reason.value, left_at=record.time, left_because=record.reason)
-    return _with_nodes(state, node, excused=excused_rounds)
+    return with_nodes(state, node, excused=excused_rounds)
 
 
 def _excused_rounds(state: State, node: NodeState) -> frozenset[int]:
@@ -192,7 +165,7 @@ def _excused_rounds(state: State, node: NodeState) -> frozenset[int]:
 
 
 def _apply_node_lost(state: State, record: NodeLost) -> State:
-    before = _require_node(state, record.node)
+    before = require_node(state, record.node)
     excused_rounds = _excused_rounds(state, before)
     because = before.left_because or before.leaving_because or record.reason
     action = {"action": Action.REJOIN} if record.may_return else {}
@@ -200,24 +173,24 @@ def _apply_node_lost(state: State, record: NodeLost) -> State:
         before, record, record.reason.value, round_number(state),
         left_at=record.time, left_because=because, holdings=(), **action,
     )  # fmt: skip
-    return _with_nodes(state, node, excused=excused_rounds)
+    return with_nodes(state, node, excused=excused_rounds)
 
 
 def _apply_node_suspected(state: State, record: NodeSuspected) -> State:
-    before = _require_node(state, record.node)
+    before = require_node(state, record.node)
     excused_rounds = _excused_rounds(state, before)
-    return _with_nodes(state, node_after(before, record, Reason.SUSPECTED.value, record.round), excused=excused_rounds)
+    return with_nodes(state, node_after(before, record, Reason.SUSPECTED.value, record.round), excused=excused_rounds)
 
 
 def _apply_node_finished(state: State, record: NodeFinished) -> State:
-    node = node_after(_require_node(state, record.node), record, finished_round=record.round)
+    node = node_after(require_node(state, record.node), record, finished_round=record.round)
     queues = {name: data_queues.without_node(queue, node.name) for name, queue in state.queues.items()}
-    return _with_nodes(state, node, finished=_count_up(state.finished, node.role), queues=queues)
+    return with_nodes(state, node, finished=_count_up(state.finished, node.role), queues=queues)
 
 
 def _apply_worker_faulted(state: State, record: WorkerFaulted) -> State:
-    node = node_after(_require_node(state, record.node), record)
-    state = _with_nodes(
+    node = node_after(require_node(state, record.node), record)
+    state = with_nodes(
         state, replace(node, faulted_round=record.round), iteration=max(state.iteration, record.iteration)
     )
     round_ = state.round
@@ -240,7 +213,7 @@ def _blame_order(fault: WorkerFaulted) -> tuple[bool, float, int]:
 
 
 def _apply_fault_judged(state: State, record: FaultJudged) -> State:
-    node = _require_node(state, record.node)
+    node = require_node(state, record.node)
     is_slow = record.reason is Reason.STRAGGLER  # Nothing failed, so it counts as no restart.
     if is_slow and record.decision in RELAUNCHES:
         state = replace(state, slow_replaced=state.slow_replaced | {node.replica})
@@ -256,121 +229,6 @@ def _apply_fault_judged(state: State, record: FaultJudged) -> State:
     return replace(state, avoided=hosts_avoided, judged=max(state.judged, record.round))
 
 
-def _apply_hang_explained(state: State, record: HangExplained) -> State:
-    if state.hang is None or record.round != state.hang.round:
-        raise UnlistedTransition(f"HangExplained in round {record.round}, but it is not hanging")
-    hang = replace(state.hang, explanation=record.detail)
-    times = {**state.hang_times, **dict.fromkeys(record.ranks or (-1,), record.time)}
-    return replace(state, hang=hang, hang_times=times, reason=f"round {record.round} hangs: {record.detail}")
-
-
-def _apply_hang(state: State, record: HangSeen | HangOver) -> State:
-    if state.round is None or record.round != state.round.number:
-        raise UnlistedTransition(f"{type(record).__name__} in round {record.round}, but it is not running")
-    hangs = record if isinstance(record, HangSeen) else None
-    action, why = (Action.DUMP, "all ranks stand still") if hangs else (Action.CONTINUE, "they move again")
-    nodes = [
-        node_after(node, record, why, record.round, action=action)
-        for leaving in (False, True)
-        for role in state.members
-        for node in state.nodes.select(role, (P.RUNNING,), leaving)
-    ]
-    return _with_nodes(state, *nodes, hang=hangs, reason=f"round {record.round}: {why}")
-
-
-def _apply_slow_seen(state: State, record: SlowSeen) -> State:
-    if state.round is None or record.round != state.round.number:
-        raise UnlistedTransition(f"SlowSeen in round {record.round}, but it is not running")
-    return replace(state, slow=(*state.slow, record), reason=f"round {record.round}: {record.detail}")
-
-
-def _apply_round_formed(state: State, record: RoundFormed) -> State:
-    round_ = record.round
-    if round_.number != next_round(state):
-        raise UnlistedTransition(f"round {round_.number} where {next_round(state)} is the next")
-    is_same = member_names(state.round) == member_names(round_)
-    nodes: list[NodeState] = []
-    first_rank = 0
-    for members in round_.members.values():
-        slots = [member.slots for member in members]
-        keepers = copy_keepers(members, round_.peer_copies)
-        kept = Counter(keeper for each in keepers for keeper in each)
-        for index, (member, role_first) in enumerate(zip(members, accumulate(slots, initial=0), strict=False)):
-            node = node_after(
-                _require_node(state, member.node), record,
-                round=round_.number, group_rank=len(nodes), first_rank=first_rank + role_first,
-                role_first_rank=role_first, keeps=kept[index],
-                peers=tuple(members[keeper].address for keeper in keepers[index]),
-            )  # fmt: skip
-            nodes.append(node)
-        first_rank += sum(slots)
-    for role in round_.members:  # They were waited for, and are not waited for again.
-        late_nodes = state.nodes.select(role, (P.REJOINING,))
-        nodes += [node_after(node, record, node.action_reason, node.action_round) for node in late_nodes]
-    worlds = {**state.worlds, round_.number: first_rank}
-    restored_iteration = round_.restore.iteration if round_.restore else 0
-    queues = {name: data_queues.in_next_round(queue, restored_iteration) for name, queue in state.queues.items()}
-    # A node that has not rejoined may be why the last round broke: errors in that round are not charged.
-    unsure = {round_.number - 1} if state.nodes.total((P.REJOINING, P.SUSPECTED)) else set()
-    return _with_nodes(
-        state, *nodes, round=round_, finished={}, reason=round_.reason, hang=None, slow=(), queues=queues,
-        began_at=state.began_at or record.time,
-        changed_at=state.changed_at if is_same else record.time,
-        members={role: len(members) for role, members in round_.members.items()},
-        workers={role: sum(member.slots for member in members) for role, members in round_.members.items()},
-        worlds={number: worlds[number] for number in sorted(worlds)[-KEPT_WORLDS:]},
-        blamed={number: fault for number, fault in state.blamed.items() if number not in state.excused | unsure},
-        excused=frozenset(), broken=None,
-    )  # fmt: skip
-
-
-def _apply_check_requested(state: State, record: CheckRequested) -> State:
-    why = f"round {record.round} may have ended because of faulty hardware"
-    nodes = [
-        node_after(node, record, why, record.round)
-        for role in state.members
-        for node in state.nodes.select(role, (P.WAITING,))
-        if node.round == record.round
-    ]
-    return _with_nodes(state, *nodes, check_round=record.round, checks_since=record.time, reason=why)
-
-
-def _apply_node_tested(state: State, record: NodeTested) -> State:
-    node = node_after(_require_node(state, record.node), record)
-    excused_rounds = state.excused | {record.round} if record.problem else state.excused
-    return _with_nodes(state, node, excused=excused_rounds)
-
-
-def _apply_check_over(state: State, record: CheckOver) -> State:
-    late = [
-        node_after(node, record)
-        for leaving in (False, True)
-        for role in state.nodes.roles()
-        for node in state.nodes.select(role, (P.CHECKING,), leaving)
-    ]
-    return _with_nodes(state, *late, reason=f"{', '.join(record.nodes)} did not answer a test in time")
-
-
-def _apply_round_broken(state: State, record: RoundBroken) -> State:
-    if state.round is None or record.round != state.round.number:
-        raise UnlistedTransition(f"round {record.round} broken, but it is not running")
-    start = state.round.restore.iteration if state.round.restore else 0
-    stalled = state.stalled + (record.reason not in _FAULTLESS)
-    # Members stop their workers one after the other: workers of the others die of the broken connection first.
-    echoes = () if record.reason is Reason.USER_ERROR else (record.round,)
-    nodes = [
-        node_after(node, record, record.detail, record.round)
-        for leaving in (False, True)
-        for role in state.members
-        for node in state.nodes.select(role, (P.RUNNING, P.FINISHED), leaving)
-    ]
-    return _with_nodes(
-        state, *nodes, since=record.time, reason=record.detail, finished={}, hang=None, slow=(), broken=record.reason,
-        excused=state.excused.union(echoes), stalled=0 if record.iteration > start else stalled,
-        iteration=max(state.iteration, record.iteration),
-    )  # fmt: skip
-
-
 def _apply_desired_changed(state: State, record: DesiredChanged) -> State:
     asked = state.asked if record.detail else {**state.asked, record.role: record}
     return replace(state, sizes={**state.sizes, record.role: record.nodes}, asked=asked)
@@ -383,7 +241,7 @@ def _apply_job_ended(state: State, record: JobEnded) -> State:
         if n.phase in LIVE
     ]
     iteration = max(state.iteration, record.iteration)
-    return _with_nodes(state, *nodes, ended=record, reason=record.reason, iteration=iteration, hang=None)
+    return with_nodes(state, *nodes, ended=record, reason=record.reason, iteration=iteration, hang=None)
 
 
 def _count_up(counts: dict[Any, int], key: object) -> dict[Any, int]:
@@ -391,6 +249,7 @@ def _count_up(counts: dict[Any, int], key: object) -> dict[Any, int]:
 
 
 _HANDLERS: Mapping[type, Callable[[State, Any], State]] = {
+    **ROUND_HANDLERS,
     **STORED_HANDLERS,
     MasterClaimed: _apply_master_claimed,
     MasterAway: _apply_master_away,
@@ -406,15 +265,6 @@ _HANDLERS: Mapping[type, Callable[[State, Any], State]] = {
     NodeFinished: _apply_node_finished,
     WorkerFaulted: _apply_worker_faulted,
     FaultJudged: _apply_fault_judged,
-    HangSeen: _apply_hang,
-    HangExplained: _apply_hang_explained,
-    HangOver: _apply_hang,
-    SlowSeen: _apply_slow_seen,
-    RoundFormed: _apply_round_formed,
-    CheckRequested: _apply_check_requested,
-    NodeTested: _apply_node_tested,
-    CheckOver: _apply_check_over,
-    RoundBroken: _apply_round_broken,
     DesiredChanged: _apply_desired_changed,
     JobEnded: _apply_job_ended,
 }

@@ -3,15 +3,15 @@
 States are immutable. A master journals records, and shows the state they lead to once they are durable.
 """
 
-import msgspec
+from typing import Any
 
-from everstep.runtime.job.checkpoints import (
-    Checkpoints,
-    Doubt,
-)
+import msgspec
+from msgspec.structs import replace
+
+from everstep.runtime.job.checkpoints import Checkpoints, Doubt
 from everstep.runtime.job.conditions import Condition
 from everstep.runtime.job.data_queues import DataQueue
-from everstep.runtime.job.nodes import NodePhase, NodeState
+from everstep.runtime.job.nodes import NodePhase, NodeState, UnlistedTransition
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.reasons import Decision, Reason
 from everstep.runtime.job.records import DesiredChanged, FaultJudged, HangSeen, JobEnded, SlowSeen, WorkerFaulted
@@ -113,6 +113,19 @@ class State(msgspec.Struct, frozen=True):
     reason: str = "the job begins"
     """Why the job is in this state, in one line."""
     conditions: tuple[Condition, ...] = ()
+
+
+def require_node(state: State, name: str) -> NodeState:
+    """The node of this name. Raises UnlistedTransition."""
+    node = state.nodes.get(name)
+    if node is None:
+        raise UnlistedTransition(f"{name} is not a node of this job")
+    return node
+
+
+def with_nodes(state: State, *nodes: NodeState, **fields: Any) -> State:
+    """The state with these nodes added or replaced, and with these fields."""
+    return replace(state, nodes=state.nodes.with_nodes(nodes), **fields)
 
 
 def member_names(round_: Round | None) -> frozenset[str]:
