@@ -181,6 +181,31 @@ def test_a_library_whose_template_needs_an_input_is_right(entry: str, tmp_path: 
     assert lint(tmp_path, LIBRARY.replace("ENTRY", entry)) == (0, ["w.yaml: 0 errors, 0 warnings"])
 
 
+TWICE_CALLED = manifest_text("""
+  - name: main
+    steps:
+    - - {name: a, template: twice}
+      - {name: b, template: twice, arguments: {parameters: [{name: size, value: "2"}]}}
+  - name: twice
+    inputs: {parameters: [{name: size, value: "1"}]}
+    dag:
+      tasks:
+      - {name: c, template: say, arguments: {parameters: [{name: text}]}}
+      - {name: d, template: say, arguments: {parameters: [{name: text, value: "{{tasks.c.outputs.result}}"}]}}
+  - name: say
+    inputs: {parameters: [{name: text}]}
+    container: {image: i, command: [echo, "{{inputs.parameters.text}}"]}
+""")
+
+
+def test_a_mistake_in_a_template_that_is_called_in_two_ways_is_told_once() -> None:
+    (document,) = read_text(TWICE_CALLED, "w.yaml")
+    assert [(finding.line, finding.message) for finding in findings(document, Library())] == [
+        (16, "text needs a value or a valueFrom"),
+        (17, "reads c, which it does not depend on; add c to its depends"),
+    ]
+
+
 UNDEFINED: dict[str, tuple[Any, list[str]]] = {
     "a module that nobody imports": (("python", "import json\nprint(json.dumps(sys.argv))"), ["line 2: sys"]),
     "a misspelled name": (("python3", "total = {{workflow.name}}\nprint(totl)"), ["line 2: totl"]),

@@ -1,9 +1,12 @@
-"""What Argo's server refuses in the tasks of one DAG: how they declare dependencies, and which tasks they name."""
+"""What Argo's server refuses in the tasks of one DAG: how they declare dependencies, which tasks they name, and what
+they read too early."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
-from everstep.runtime.workflow.manifest.depends import LOOP_STATES, STATES, depends_of, needs
+from everstep.runtime.workflow.expressions.tags import tags
+from everstep.runtime.workflow.manifest.depends import LOOP_STATES, STATES, Ancestry, depends_of, needs
+from everstep.runtime.workflow.manifest.fields import list_at
 from everstep.runtime.workflow.manifest.references import has_items
 from everstep.runtime.workflow.manifest.schema import Problem, Where, nearest_hint
 
@@ -38,3 +41,19 @@ def reference_problems(
                 )
             elif state in LOOP_STATES and not has_items(tasks[name]):
                 yield Problem(field, f"{name}.{state} needs items, and {name} has none")
+
+
+def order_problems(
+    task: Mapping[str, Any], tasks: Container[str], ancestors: Ancestry, where: Where
+) -> Iterator[Problem]:
+    """Problems of arguments that are the output of a task which may run later."""
+    for kind in ("parameters", "artifacts"):
+        for index, entry in enumerate(list_at(task, "arguments", kind)):
+            text = str(entry.get("value" if kind == "parameters" else "from") or "").strip()
+            texts = tags(text)
+            if len(texts) != 1 or text != f"{{{{{texts[0]}}}}}" or not texts[0].strip().startswith("tasks."):
+                continue
+            producer = texts[0].strip().split(".")[1]
+            if producer in tasks and not ancestors.is_ancestor(str(task.get("name")), producer):
+                message = f"reads {producer}, which it does not depend on; add {producer} to its depends"
+                yield Problem((*where, "arguments", kind, index), message)

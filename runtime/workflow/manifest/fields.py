@@ -92,8 +92,15 @@ def argument_problems(arguments: Any, where: Where) -> Iterator[Problem]:
         here = (*where, "artifacts", index)
         if entry.get("from") and entry.get("fromExpression"):
             yield Problem(here, "has both from and fromExpression; keep one")
-        elif not entry.get("from") and not entry.get("fromExpression") and not _has_location(entry):
+        elif not entry.get("from") and not entry.get("fromExpression") and not has_location(entry):
             yield Problem(here, f"{entry.get('name')} needs a from, a location (raw, s3, http...) or a key")
+
+
+def hook_problems(holder: Mapping[str, Any], where: Where) -> Iterator[Problem]:
+    """Problems of the hooks of a workflow or step."""
+    for name, hook in (holder.get("hooks") or {}).items():
+        if name != "exit" and not hook.get("expression"):
+            yield Problem((*where, "hooks", name), "needs an expression; only the hook named exit has none")
 
 
 def _addressing_problems(holder: Any, where: Where) -> Iterator[Problem]:
@@ -106,7 +113,8 @@ def _addressing_problems(holder: Any, where: Where) -> Iterator[Problem]:
                 yield Problem(here, f"{style} is not one of {', '.join(ADDRESSING)}")
 
 
-def _has_location(artifact: Mapping[str, Any]) -> bool:
+def has_location(artifact: Mapping[str, Any]) -> bool:
+    """Whether the artifact says where its bytes are, other than by a `from`."""
     places = ("raw", "s3", "http", "git", "gcs", "azure", "oss", "hdfs", "artifactory", "plugin")
     return any(artifact.get(place) for place in places)
 

@@ -1,14 +1,44 @@
-"""What the tags of a manifest may refer to, before anything runs: items, outputs of tasks, and what is unknown."""
+"""What the tags of a manifest may refer to, before anything runs: names of the workflow, items, outputs of tasks, and
+what is unknown."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from everstep.runtime.workflow.expressions.tags import for_each_text, tags
-from everstep.runtime.workflow.manifest.fields import kind_of, list_at
+from everstep.runtime.workflow.expressions.values import parameter_text
+from everstep.runtime.workflow.manifest.fields import kind_of, label_of_reference, list_at
 
 PREFIXES = ("item.", "steps.", "inputs.", "outputs.", "pod.", "workflow.", "tasks.")
 """Prefixes of tags that must be known; any other tag is text."""
 _ANY_ITEM = "item.*"
+GLOBALS = (
+    "name", "namespace", "mainEntrypoint", "serviceAccountName", "uid", "creationTimestamp", "scheduledTime",
+    "duration", "status", "failures", "priority", "parameters", "parameters.json", "labels", "labels.json",
+    "annotations", "annotations.json",
+)  # fmt: skip
+"""Names that every workflow has, after `workflow.`."""
+
+
+def global_scope(
+    workflow: Mapping[str, Any], spec: Mapping[str, Any], placeholder: Callable[[], str]
+) -> dict[str, str]:
+    """The `workflow` names: their values, or a new placeholder where only a run can know it.
+
+    `spec`: that of the workflow, merged with its workflowTemplateRef's.
+    """
+    scope = {f"workflow.{name}": placeholder() for name in GLOBALS}
+    metadata = workflow.get("metadata") or {}
+    more = spec.get("workflowMetadata") or {}
+    for kind in ("labels", "annotations"):
+        own = label_of_reference(workflow.get("spec")) if kind == "labels" else {}
+        names = {**own, **(metadata.get(kind) or {}), **(more.get(kind) or {})}
+        scope |= {f"workflow.{kind}.{name}": str(value) for name, value in names.items()}
+    for name in more.get("labelsFrom") or {}:
+        scope[f"workflow.labels.{name}"] = placeholder()
+    for entry in list_at(spec, "arguments", "parameters"):
+        value = entry.get("value")
+        scope[f"workflow.parameters.{entry.get('name')}"] = placeholder() if value is None else parameter_text(value)
+    return scope
 
 
 def unknown_tags(value: Any, scope: Mapping[str, Any]) -> Iterator[str]:

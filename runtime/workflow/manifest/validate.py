@@ -5,18 +5,19 @@ then every template that nothing calls. Values that only a run can know are stan
 """
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from itertools import count
 from typing import Any, NamedTuple
 
 from everstep.runtime.workflow.expressions import ExpressionError
-from everstep.runtime.workflow.expressions.tags import names_read, substitute, tags
+from everstep.runtime.workflow.expressions.tags import names_read, substitute
 from everstep.runtime.workflow.expressions.values import parameter_text
 from everstep.runtime.workflow.manifest import dag_rules, fields
 from everstep.runtime.workflow.manifest.depends import Ancestry, depends_of, needs
 from everstep.runtime.workflow.manifest.fields import kind_of, list_at, mapping_at
 from everstep.runtime.workflow.manifest.library import WORKFLOW_TEMPLATES, Library, MissingObjectError
 from everstep.runtime.workflow.manifest.references import (
+    global_scope,
     has_items,
     item_scope,
     output_scope,
@@ -25,12 +26,6 @@ from everstep.runtime.workflow.manifest.references import (
     unknown_tags,
 )
 from everstep.runtime.workflow.manifest.schema import Problem, Where, nearest_hint
-
-GLOBALS = (
-    "name", "namespace", "mainEntrypoint", "serviceAccountName", "uid", "creationTimestamp", "scheduledTime",
-    "duration", "status", "failures", "priority", "parameters", "parameters.json", "labels", "labels.json",
-    "annotations", "annotations.json",
-)  # fmt: skip
 
 NO_ENTRYPOINT = "is required: the name of the template that begins"
 
@@ -62,9 +57,7 @@ def problems(workflow: Mapping[str, Any], library: Library) -> Iterator[Problem]
     strategy = (spec.get("podGC") or {}).get("strategy")
     if strategy and strategy not in fields.POD_GC:
         yield Problem(("spec", "podGC", "strategy"), f"{strategy} is not one of {', '.join(fields.POD_GC[1:])}")
-    for name, hook in (spec_merged.get("hooks") or {}).items():
-        if name != "exit" and not hook.get("expression"):
-            yield Problem(("spec", "hooks", name), "needs an expression; only the hook named exit has none")
+    yield from fields.hook_problems(spec_merged, ("spec",))
     for index, plugin in enumerate(list_at(spec_merged, "executorPlugins")):
         if not mapping_at(plugin, "metadata").get("name"):
             yield Problem(("spec", "executorPlugins", index, "metadata"), "needs a name")
@@ -95,34 +88,17 @@ class _Walk:
         self._seen: set[tuple[int, frozenset[str]]] = set()
         self._templates = self._home = {str(template.get("name")): template for template in list_at(spec, "templates")}
         self._places = {id(template): ("spec", "templates", i) for i, template in enumerate(list_at(spec, "templates"))}
-        self._globals = self._global_scope(workflow)
-
-    def _global_scope(self, workflow: Mapping[str, Any]) -> dict[str, str]:
-        scope = {f"workflow.{name}": self._placeholder() for name in GLOBALS}
-        metadata = workflow.get("metadata") or {}
-        more = self._spec.get("workflowMetadata") or {}
-        for kind in ("labels", "annotations"):
-            own = fields.label_of_reference(workflow.get("spec")) if kind == "labels" else {}
-            names = {**own, **(metadata.get(kind) or {}), **(more.get(kind) or {})}
-            scope |= {f"workflow.{kind}.{name}": str(value) for name, value in names.items()}
-        for name in more.get("labelsFrom") or {}:
-            scope[f"workflow.labels.{name}"] = self._placeholder()
-        for entry in list_at(self._spec, "arguments", "parameters"):
-            value = entry.get("value")
-            scope[f"workflow.parameters.{entry.get('name')}"] = (
-                self._placeholder() if value is None else parameter_text(value)
-            )
-        return scope
+        self._globals = global_scope(workflow, spec, self._placeholder)
 
     def _placeholder(self) -> str:
         return f"placeholder-{next(self._numbers)}"
 
     def _report(self, where: Where, message: str) -> None:
-        self._add(Problem(where, message))
+        self._add([Problem(where, message)])
 
-    def _add(self, problem: Problem) -> None:
-        if problem not in self.problems:
-            self.problems.append(problem)
+    def _add(self, found: Iterable[Problem]) -> None:
+        """Add what was not found before: a template is checked again for each other way to call it."""
+        self.problems += [problem for problem in dict.fromkeys(found) if problem not in self.problems]
 
     def check(self) -> None:
         """Check the entrypoint, the exit handler, then every template that nothing called."""
@@ -168,7 +144,7 @@ class _Walk:
         self._seen.add((id(template), call.given))
         kind = kind_of(template)
         if first:
-            self.problems += fields.template_problems(template, where)
+            self._add(fields.template_problems(template, where))
         if not kind:
             return
         scope = self._input_scope(call)
@@ -196,9 +172,7 @@ class _Walk:
             scope[f"inputs.{name}"] = self._placeholder() if value is None else parameter_text(value)
         for entry in list_at(call.template, "inputs", "artifacts"):
             name = f"artifacts.{entry.get('name')}"
-            places = ("raw", "s3", "http", "git", "gcs", "azure", "oss", "hdfs", "artifactory", "plugin")
-            located = any(entry.get(place) for place in places)
-            if name not in call.given and not located and not entry.get("optional"):
+            if name not in call.given and not fields.has_location(entry) and not entry.get("optional"):
                 self._report(call.where, f"inputs.artifacts.{entry.get('name')} was not supplied")
             scope[f"inputs.{name}"] = self._placeholder()
             if entry.get("path"):
@@ -244,7 +218,7 @@ class _Walk:
             try:
                 return self._library.template(reference)
             except MissingObjectError as error:
-                self._add(error.problem((*where, "templateRef")))
+                self._add([error.problem((*where, "templateRef"))])
                 return None
         if inline:
             return inline
@@ -300,18 +274,13 @@ class _Walk:
                     self._globals[f"workflow.outputs.{what}.{entry['globalName']}"] = self._placeholder()
         return output_scope(prefix, template, is_looped)
 
-    def _check_hooks(self, entry: Mapping[str, Any], where: Where) -> None:
-        for name, hook in (entry.get("hooks") or {}).items():
-            if name != "exit" and not hook.get("expression") and where and where[-3:-2] == ("steps",):
-                self._report((*where, "hooks", name), "needs an expression; only the hook named exit has none")
-
     def _check_steps(self, template: Mapping[str, Any], where: Where, inputs: dict[str, str]) -> None:
         scope: dict[str, str] = dict(inputs)
         names: set[str] = set()
         for index, group in enumerate(template.get("steps") or []):
             here = (*where, "steps", index)
             group = group or []
-            self.problems += fields.task_name_problems(group, here)
+            self._add(fields.task_name_problems(group, here))
             for number, step in enumerate(group):
                 if step.get("name") in names:
                     self._report((*here, number, "name"), f"{step['name']!r} is the name of an earlier step")
@@ -329,13 +298,13 @@ class _Walk:
                inputs: dict[str, str]) -> None:  # fmt: skip
         for number, step in enumerate(group):
             place = (*here, number)
-            self._check_hooks(step, place)
+            self._add(fields.hook_problems(step, place))
             items = self._loop_scope(step, place)
             body = {key: value for key, value in step.items() if key not in ("hooks", "inline", "withItems")}
             scope_map = ChainMap(items, scope)
             self._check_tags(body, place, scope_map, inputs)
             self._check_inline(step, place, scope_map, inputs)
-            self.problems += fields.argument_problems(step.get("arguments") or {}, (*place, "arguments"))
+            self._add(fields.argument_problems(step.get("arguments") or {}, (*place, "arguments")))
             self._check_called(step, called_templates[str(step.get("name"))], place)
 
     def _check_inline(self, entry: Mapping[str, Any], where: Where, scope: Mapping[str, Any],
@@ -360,12 +329,12 @@ class _Walk:
         if not tasks:
             self._report(here, "is empty")
             return
-        self.problems += fields.task_name_problems(tasks, here)
-        self.problems += dag_rules.style_problems(tasks, here)
+        self._add(fields.task_name_problems(tasks, here))
+        self._add(dag_rules.style_problems(tasks, here))
         called_templates = self._called_templates(tasks, here)
         by_name = {str(task.get("name")): task for task in tasks}
         waits = {str(t.get("name")): {name for name, _ in needs(depends_of(t, by_name))} for t in tasks}
-        self.problems += dag_rules.reference_problems(tasks, by_name, here)
+        self._add(dag_rules.reference_problems(tasks, by_name, here))
         if cycle := fields.cyclic_names({name: needed_tasks & by_name.keys() for name, needed_tasks in waits.items()}):
             self._report(here, f"{', '.join(sorted(cycle))} wait for each other")
             return
@@ -394,22 +363,8 @@ class _Walk:
         body = {key: value for key, value in task.items() if key not in ("hooks", "inline", "withItems")}
         self._check_tags(body, where, scope, inputs)
         self._check_inline(task, where, scope, inputs)
-        self.problems += fields.argument_problems(task.get("arguments") or {}, (*where, "arguments"))
-        for kind in ("parameters", "artifacts"):
-            for index, entry in enumerate(list_at(task, "arguments", kind)):
-                text = str(entry.get("value" if kind == "parameters" else "from") or "")
-                tag_names = [tag.strip() for tag in tags(text)]
-                if (
-                    len(tag_names) == 1
-                    and text.strip() == f"{{{{{tags(text)[0]}}}}}"
-                    and tag_names[0].startswith("tasks.")
-                ):
-                    producer = tag_names[0].split(".")[1]
-                    if producer in called_templates and not ancestors.is_ancestor(own, producer):
-                        place = (*where, "arguments", kind, index)
-                        self._report(
-                            place, f"reads {producer}, which it does not depend on; add {producer} to its depends"
-                        )
+        self._add(fields.argument_problems(task.get("arguments") or {}, (*where, "arguments")))
+        self._add(dag_rules.order_problems(task, called_templates, ancestors, where))
         self._check_called(task, called_templates[str(task.get("name"))], where)
 
     def _check_outputs(self, template: Mapping[str, Any], where: Where, scope: Mapping[str, str],
