@@ -19,22 +19,19 @@ from everstep.runtime.agent.background import Background
 from everstep.runtime.agent.beside import Beside
 from everstep.runtime.agent.client import MasterClient, NoPlace, NotAllowed, NotUnderstood
 from everstep.runtime.agent.dependencies import AgentStatus, Dependencies, Ending, Leave, LocalResources
-from everstep.runtime.agent.device_watch import DeviceWatch
 from everstep.runtime.agent.directives import Directives
 from everstep.runtime.agent.fault_reports import FaultReports
-from everstep.runtime.agent.host_watch import HostWatch
 from everstep.runtime.agent.keeper_reports import KeeperReports
 from everstep.runtime.agent.last_state import LastState
 from everstep.runtime.agent.master_dialogue import MasterDialogue
 from everstep.runtime.agent.master_watch import MasterWatch
 from everstep.runtime.agent.neighbours import NeighbourWatch, Questions
-from everstep.runtime.agent.pace_watch import PaceWatch
+from everstep.runtime.agent.node_watch import NodeWatch
 from everstep.runtime.agent.ports import free_port
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
 from everstep.runtime.agent.round_boards import RoundBoards
 from everstep.runtime.agent.round_events import NodeFailure, RoundEvents, RoundOver
 from everstep.runtime.agent.settings import Settings
-from everstep.runtime.agent.shown_iterations import ShownIterations
 from everstep.runtime.agent.shutdown import Shutdown
 from everstep.runtime.agent.spare_keeper import SpareKeeper
 from everstep.runtime.agent.spares import must_be_gone
@@ -43,7 +40,6 @@ from everstep.runtime.agent.worker_server import LinkHandlers, LinkServer
 from everstep.runtime.agent.worker_specs import worker_specs
 from everstep.runtime.agent.workers import Workers
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.platform.devices import machine_devices
 from everstep.runtime.protocol.messages import Directive, Heartbeat, Join
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME
@@ -75,8 +71,10 @@ class AgentLifecycle:
         self._loop = asyncio.get_running_loop()
         self._events = RoundEvents()
         self._dialogue = MasterDialogue(settings.node, int(time.time() * 1000))
-        self._seated_at = 0.0
         self._background = Background()
+        self._seated_at = 0.0
+
+        # The workers, and the memory that keeps what they stage.
         self._outputs = dependencies.make_outputs(resources.folder)
         self._workers = Workers(
             settings.command, settings.preload, self._events.put, settings.python, dependencies.on_start,
@@ -93,39 +91,35 @@ class AgentLifecycle:
                 self._reports.evidence.note_replay,
             ),
         )  # fmt: skip
+        self._last_state = LastState(
+            self._reports, settings, resources.address, self._run_in_thread, self._link.wait_for_stages, self._say
+        )
+        self._spare_keeper = SpareKeeper(
+            settings, resources.folder, self._workers, lambda: client.training(settings.role),
+            lambda: self._link.seat, self._has_trained, lambda size: self._run_in_thread(self.keeper.reserve, size),
+        )  # fmt: skip
+
+        # What this node sees of its workers and of its neighbours, and tells the master.
         boards = RoundBoards(resources.folder, status, self._workers, self._link)
         self._progress = ProgressMonitor(self.keeper, settings.slots, time.monotonic, settings.has_beacon, boards.read)
-        self._last_state = LastState(
-            self._reports, settings, resources.address, self._run_in_thread, self._link.wait_for_stages,
-            dependencies.say,
-        )  # fmt: skip
         self._neighbours = NeighbourWatch(
             questions, self._progress.observe, lambda: self._dialogue.waits or self._faults.is_reporting,
             self._report_silent,
         )  # fmt: skip
+        next_master = dependencies.next_master
         self._master_watch = (
-            MasterWatch(settings.node, questions, self._neighbours, client, dependencies.next_master, self._say)
-            if dependencies.next_master
-            else None
-        )
-        self._devices = DeviceWatch(machine_devices(os.environ), lambda line: self._sender.add(line), dependencies.note)
-        self._host = HostWatch(os.getpid(), lambda line: self._sender.add(line))
-        self._paces = PaceWatch(boards.of_running, time.monotonic, self._devices.lowered)
-        self._shown = ShownIterations(boards.unreported, lambda shown: self._sender.add_shown(shown))
-        self._spare_keeper = SpareKeeper(
-            settings, resources.folder, self._workers, lambda: client.training(settings.role),
-            lambda: self._link.seat, self._has_trained,
-            lambda size: self._run_in_thread(self.keeper.reserve, size),
+            MasterWatch(settings.node, questions, self._neighbours, client, next_master, self._say)
+            if next_master else None
         )  # fmt: skip
         self._sender = TelemetrySender(
-            client, self._dialogue, dependencies.say, self._carry_out, self._progress.observe,
-            self._neighbours.as_fields,
-        )  # fmt: skip
+            client, self._dialogue, self._say, self._carry_out, self._progress.observe, self._neighbours.as_fields
+        )
+        self._watch = NodeWatch(boards, self._sender, dependencies.note)
+        self._faults = FaultReports(settings.node, client, self._progress, self._sender.flush, self._say)
         self._directives = Directives(
             settings, resources.folder, dependencies, client, self._dialogue, status, self._workers, self._progress,
             self._events, self._background, self._last_state.persist,
         )  # fmt: skip
-        self._faults = FaultReports(settings.node, client, self._progress, self._sender.flush, dependencies.say)
 
     async def open(self) -> None:
         """Listen for workers."""
@@ -154,10 +148,7 @@ class AgentLifecycle:
                 self._client, self._dialogue, lambda: self._last_state.save(self._dialogue.round)
             ),
             self._neighbours.run,
-            self._paces.run,
-            self._shown.run,
-            self._devices.run,
-            self._host.run,
+            *self._watch.parts,
             self._background.wait_for_failure,
         ]
         parts += [self._master_watch.run] if self._master_watch else []
@@ -198,7 +189,7 @@ class AgentLifecycle:
 
     async def _send_last_lines(self) -> None:
         """Send what the workers have done up to now, if somebody takes it."""
-        self._shown.look()
+        self._watch.shown.look()
         try:
             async with asyncio.timeout(_LAST_TELEMETRY_S):
                 await self._sender.flush()
@@ -217,7 +208,7 @@ class AgentLifecycle:
                 burial.cancel()
             self._dependencies.on_seat(seat, self._loop.time() - since)
             failure = await self._run_round(seat)
-            self._shown.look()
+            self._watch.shown.look()
             self._link.end_round()
             self._progress.end()
             failed = self._workers.failing() | failure.failed if failure else frozenset[int]()
@@ -332,7 +323,7 @@ class AgentLifecycle:
                 if event.exit_code:
                     return await self._events.failure_from(event, running)
                 if not running:
-                    self._shown.look()
+                    self._watch.shown.look()
                     self._progress.end()
                     self._background.start(self._report_finished(seat))
 
@@ -359,9 +350,9 @@ class AgentLifecycle:
                 await asyncio.sleep(_UNKNOWN_PAUSE_S)
 
     def _next_heartbeat(self) -> Heartbeat:
-        signals = {**self._progress.observe()._asdict(), **self._neighbours.as_fields(), "paces": self._paces.take()}
+        signals = {**self._progress.observe()._asdict(), **self._neighbours.as_fields()}
         survives = self._workers.survives(self._dialogue.round)
-        return self._dialogue.next_heartbeat(survives=survives, **signals)
+        return self._dialogue.next_heartbeat(survives=survives, paces=self._watch.paces.take(), **signals)
 
     def _report_silent(self) -> None:
         """Say at once which neighbours do not answer, beside the long poll."""
