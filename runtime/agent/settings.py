@@ -170,13 +170,7 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         raise ValueError(f"--persist-bytes-per-s {options.persist_bytes_per_s:g}: it cannot be negative")
     if kind is Kind.SCRIPT and not Path(target).is_file() and not is_code_address(target):
         raise ValueError(f"no such script: {target}")
-    dead_man = environment.get("EVERSTEP_DEAD_MAN_S", "300")
-    try:
-        dead_man_s = float(dead_man)
-    except ValueError:
-        dead_man_s = math.nan
-    if not dead_man_s > 0:
-        raise ValueError(f"EVERSTEP_DEAD_MAN_S={dead_man}: not a number of seconds above 0")
+    dead_man_s = _dead_man_s(environment)
     if not (0 <= options.notice < math.inf and 0 <= options.grace < math.inf):
         raise ValueError(f"--notice {options.notice:g} --grace {options.grace:g}: give seconds, 0 or more")
     settings = Settings(
@@ -211,3 +205,14 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         ip=environment.get("EVERSTEP_HOST_IP") or environment.get("EVERSTEP_IP", ""),
     )
     return settings, options.persist_interval
+
+
+def _dead_man_s(environment: Mapping[str, str]) -> float:
+    text = environment.get("EVERSTEP_DEAD_MAN_S", "300")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise ValueError(f"EVERSTEP_DEAD_MAN_S={text}: not a number of seconds above 0")
+    return seconds

@@ -170,9 +170,6 @@ async def sibling_pods(
         async def is_stopped() -> bool:
             return await is_over_for_good(api, owner, time.time())
 
-        async def over() -> None:
-            await delete_groups(api, scheduling, spec.job)
-
         await ensure_groups(api, scheduling, spec.job, owner)
         bounds = {name: (role.least, role.most) for name, role in spec.roles.items()}
         await ensure_sizes(api, spec.job, owner, {name: role.nodes for name, role in spec.roles.items()}, bounds)
@@ -183,16 +180,11 @@ async def sibling_pods(
         rules = PodRules(scheduling, taints, await read_deadline(api, owner), own_templates, leave_start)
         async with KubernetesPlatform(api, spec.job, owner, template, rules=rules, say=_print_line) as platform:
             yield NodeBackend(
-                platform,
-                credentials,
-                own["status"]["podIP"],
-                spec_there,
-                {},
-                is_stopped,
-                partial(watch_sizes, api, spec.job, _print_line),
-                over,
-                True,
-            )
+                platform, credentials, own["status"]["podIP"], spec_there, {}, is_stopped,
+                sizes=partial(watch_sizes, api, spec.job, _print_line),
+                release=partial(delete_groups, api, scheduling, spec.job),
+                has_pods=True,
+            )  # fmt: skip
 
 
 def start_leaver(store: str, job: str, token: str) -> "LeaveStart":
