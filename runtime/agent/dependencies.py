@@ -10,7 +10,7 @@ from everstep.runtime.agent.client import JobEnd
 from everstep.runtime.agent.forkserver_process import ForkServerProcess
 from everstep.runtime.agent.master_watch import NextMaster
 from everstep.runtime.agent.output import Outputs
-from everstep.runtime.agent.workers import WorkerEnd
+from everstep.runtime.agent.worker_ends import WorkerEnd
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.holdings import Holding, Refusal
 from everstep.runtime.protocol.keeper import Keeper

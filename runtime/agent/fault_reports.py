@@ -9,7 +9,7 @@ import msgspec
 from everstep.runtime.agent.client import MasterClient
 from everstep.runtime.agent.master_dialogue import fault_message
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
-from everstep.runtime.agent.workers import WorkerEnd
+from everstep.runtime.agent.worker_ends import WorkerEnd
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.system.kernel_log import KernelLog
 from everstep.runtime.system.oom import OomCounter, own_counter_path

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from everstep.runtime.agent.workers import WorkerEnd
+from everstep.runtime.agent.worker_ends import WorkerEnd
 from everstep.runtime.protocol.holdings import Refusal
 from everstep.runtime.protocol.messages import (
     Action,

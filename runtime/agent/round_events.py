@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from everstep.runtime.agent.workers import WorkerEnd
+from everstep.runtime.agent.worker_ends import WorkerEnd
 from everstep.runtime.job.error_kinds import is_echo
 
 _ECHO_S = 0.5

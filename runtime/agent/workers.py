@@ -4,7 +4,6 @@ A worker that can leave a round (see `survivors`) is told when it is over, and s
 """
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -19,33 +18,14 @@ from everstep.runtime.agent.beside import Beside
 from everstep.runtime.agent.fork_servers import ForkServers
 from everstep.runtime.agent.forkserver_client import Exited, Forked, ForkServer, ForkServerLost, Spawn
 from everstep.runtime.agent.forkserver_process import ForkServerProcess
-from everstep.runtime.agent.output import LAST_WORDS, Output, Pipe
+from everstep.runtime.agent.output import Output, Pipe
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.spares import Spare, Spares
 from everstep.runtime.agent.survivors import Survivors
-from everstep.runtime.job.error_kinds import is_echo
+from everstep.runtime.agent.worker_ends import WorkerEnd, end_of, has_own_error
 from everstep.runtime.protocol.survivor_link import LEAVE_S, NextRound, Rehearsed
 from everstep.runtime.system import life_line
 from everstep.runtime.system.processes import start_time
-
-
-@dataclass(frozen=True)
-class WorkerEnd:
-    """The end of a worker."""
-
-    round: int
-    local_rank: int
-    exit_code: int
-    """Negative for a signal."""
-    time: float
-    """Unix time."""
-    error: str
-    """The text of its error file, else its traceback, else the end of its output; at most 16 KiB."""
-    pid: int = 0
-    error_file: str = ""
-    """The file to which torch's `record` wrote the error, if it did; it may be deleted with the node."""
-    reply: str = ""
-    """The JSON in that file."""
 
 
 @dataclass(frozen=True)
@@ -267,18 +247,14 @@ class Workers:
         for worker in list(self._running.values()):
             if (pid := pids.get(worker.local_rank)) and start_time(pid) is None:
                 await worker.dead.wait()
-            elif (error := _read_text(worker.traceback)) and not is_echo(error, 1):
+            elif has_own_error(worker.traceback):
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LEAVE_S):
                         await worker.dead.wait()
 
     def failing(self) -> frozenset[int]:
         """The local ranks that have printed an error of their own and have not ended yet."""
-        return frozenset(
-            worker.local_rank
-            for worker in self._running.values()
-            if (error := _read_text(worker.traceback)) and not is_echo(error, 1)
-        )
+        return frozenset(worker.local_rank for worker in self._running.values() if has_own_error(worker.traceback))
 
     async def wait_until_gone(self) -> None:
         """Wait until all workers are dead."""
@@ -359,41 +335,9 @@ class Workers:
         if worker.last_output is not None:
             worker.last_output.close()
         worker.output.close()
-        file = worker.output.error_file
-        reply = _read_text(Path(file)) if file else ""
-        error = _error_in(reply) or _read_text(worker.traceback) or worker.output.last_words()
-        end = WorkerEnd(
-            worker.round,
-            worker.local_rank,
-            exited.exit_code,
-            exited.time,
-            error[-LAST_WORDS:],
-            exited.pid,
-            file if reply else "",
-            reply,
-        )
-        self._on_end(end)
+        self._on_end(end_of(exited, worker.round, worker.local_rank, worker.output, worker.traceback))
 
     def _on_lost(self) -> None:
         """Report all workers as killed: they died with the fork server."""
         for number in [*self.beside.numbers(), *self.spares.numbers(), *self._dying, *self._running]:
             self._on_exited(Exited(number, -signal.SIGKILL, 0.0, 0))
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _error_in(reply: str) -> str:
-    """The traceback in an error file that torch's `record` or the script wrote; empty if there is none."""
-    try:
-        message = json.loads(reply)["message"]
-    except (ValueError, KeyError, TypeError):
-        return ""
-    if not isinstance(message, dict):
-        return str(message)
-    extra = message.get("extraInfo") or {}
-    return str(extra.get("py_callstack") or message.get("message") or "")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from everstep.runtime.agent.workers import WorkerEnd
+from everstep.runtime.agent.worker_ends import WorkerEnd
 from everstep.runtime.protocol.rounds import Seat
 
 AGENT, WORKER = "AGENT", "WORKER"

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
-from everstep.runtime.agent.workers import WorkerEnd
+from everstep.runtime.agent.worker_ends import WorkerEnd
 
 
 def failure_lines(script: str, failures: Sequence[WorkerEnd], first_rank: int) -> Iterator[str]:

@@ -21,7 +21,8 @@ from everstep.runtime.agent.forkserver_process import ForkServerProcess, start_f
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.preload import import_turn
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
-from everstep.runtime.agent.workers import WorkerEnd, Workers, WorkerSpec
+from everstep.runtime.agent.worker_ends import WorkerEnd
+from everstep.runtime.agent.workers import Workers, WorkerSpec
 
 DEADLINE_S = 60
 

@@ -12,7 +12,8 @@ import pytest
 from everstep.runtime.agent import forkserver
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
-from everstep.runtime.agent.workers import WorkerEnd, Workers, WorkerSpec
+from everstep.runtime.agent.worker_ends import WorkerEnd
+from everstep.runtime.agent.workers import Workers, WorkerSpec
 
 DEADLINE_S = 60
 IMPORTED = "import os\nwith open(os.environ['IMPORTS'], 'a') as file:\n    file.write('x')\n"

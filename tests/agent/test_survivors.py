@@ -15,7 +15,8 @@ from everstep.runtime.agent import survivors
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
-from everstep.runtime.agent.workers import Seated, WorkerEnd, Workers, WorkerSpec
+from everstep.runtime.agent.worker_ends import WorkerEnd
+from everstep.runtime.agent.workers import Seated, Workers, WorkerSpec
 from everstep.runtime.protocol.messages import FINISH_S
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME, SPARE_VARIABLE
 from everstep.runtime.protocol.worker_link import AGENT_VARIABLE
