@@ -18,6 +18,7 @@ from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.protocol.worker_link import Fetch, Fetched
 from everstep.runtime.store import Store, StoreError, open_store
 from everstep.runtime.watch import in_worker
+from everstep.runtime.watch.board_fields import FETCH, FLUSH
 from everstep.session import current, current_or_first, is_aborted
 
 RESTORE = "restore"
@@ -48,7 +49,8 @@ class Checkpoints:
             return (
                 (self.alone.restore(lambda sources: verify_shards(open_shards(*sources))) or []) if self.alone else []
             )
-        place = link.ask(Fetch(), Fetched)
+        with in_worker.doing(FETCH):
+            place = link.ask(Fetch(), Fetched)
         if not place.path and not place.sources:
             return []
         with worker.report_damage(link, place):
@@ -113,11 +115,8 @@ class Checkpointer(worker.Checkpointer):
         has no room for it.
         """
         began = time.perf_counter()
-        in_worker.set_phase(RESTORE)
-        try:
+        with in_worker.doing(RESTORE):
             iteration = super().load(state)
-        finally:
-            in_worker.set_phase("")
         if iteration:
             self._session.note_restore(time.perf_counter() - began)
         return iteration
@@ -145,6 +144,15 @@ class Checkpointer(worker.Checkpointer):
         if self._session.loop is not None:
             self._session.loop.end()
         return super().finish(state)
+
+    def flush(self, iteration: int) -> str:
+        """Wait until `iteration`, which was saved before, is committed in the store. Returns the manifest's key, or ""
+        on a node that does not persist. Raises LinkError or StoreError if it cannot be committed."""
+        self._session.beacon(FLUSH)
+        try:
+            return super().flush(iteration)
+        finally:
+            self._session.beacon("save")
 
 
 def _standalone(uri: str) -> StandaloneKeeper | None:

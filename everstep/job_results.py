@@ -7,6 +7,8 @@ from pathlib import Path
 from everstep.runtime.data.results import Scalar, Value, write_results
 from everstep.runtime.protocol.survivor_link import SPARE_VARIABLE
 from everstep.runtime.store import open_store
+from everstep.runtime.watch import in_worker
+from everstep.runtime.watch.board_fields import EXPORT
 
 
 def results(**values: Value | Scalar | Path) -> None:
@@ -24,4 +26,5 @@ def results(**values: Value | Scalar | Path) -> None:
     if not (uri and job):
         print("everstep: results are kept where EVERSTEP_STORE and EVERSTEP_JOB say; neither is set", file=sys.stderr)
         return
-    write_results(open_store(uri), job, values)
+    with in_worker.doing(EXPORT):
+        write_results(open_store(uri), job, values)

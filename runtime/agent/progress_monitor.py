@@ -159,9 +159,11 @@ class ProgressMonitor:
         return is_used
 
     def _beacon(self, local_rank: int, board: Board | None) -> tuple[int, str]:
-        if self._has_shown(local_rank):
-            return self._keeper.beacon(local_rank)
-        return (board.number, board.phase) if board is not None else (0, "")
+        """What the script itself shows; a phase that may take long may be seen from outside alone."""
+        if not self._has_shown(local_rank):
+            return (board.number, board.phase) if board is not None else (0, "")
+        iteration, phase = self._keeper.beacon(local_rank)
+        return iteration, board.phase if board is not None and board.phase in LONG_PHASES else phase
 
     def _has_shown(self, local_rank: int) -> bool:
         return self._keeper.changes(local_rank) != self._first[local_rank]

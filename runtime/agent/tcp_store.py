@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep.runtime.watch import in_worker
+from everstep.runtime.watch.board_fields import GROUP_PHASE
 
 _BACKLOG = 4096
 
@@ -68,7 +69,7 @@ class _RestrictedStore:
             self._server = None  # Another process may serve there now.
         if is_master and not self._server and (listener := bind_listener(host, port, _is_one_machine())):
             arguments["master_listen_fd"] = listener.detach()
-        with in_worker.making_group():  # The first store waits until all ranks have connected.
+        with in_worker.doing(GROUP_PHASE):  # The first store waits until all ranks have connected.
             store = self._create(**arguments)  # A further one of this process at the same port shares the server.
         if is_master and not self._server:
             self._server = host, port, store

@@ -3,8 +3,10 @@
 - Iterations: torch's hook after each optimizer step (`torch.optim.optimizer.register_optimizer_step_post_hook`). Where
   a script has several optimizers, the one that steps first counts.
 - Operators and kernels: torch's profiler, for the iterations after somebody asked (`kernel_profile`).
-- Phases: `Module.eval()` begins an evaluation, which ends with the next iteration or `Module.train()`; `torch.save`.
-- Waiting for data: the iterator of torch's DataLoader. For saves: `torch.save`, and our own checkpointer says it.
+- Phases: `Module.eval()` of a model that trained begins an evaluation, which ends with the next iteration or
+  `Module.train()`; what saves, as below. Only the main thread's count: others work beside the training.
+- Waiting for data: the iterator of torch's DataLoader. For saves: `torch.save`, `torch.distributed.checkpoint`,
+  safetensors, and our own checkpointer says it.
 - Collectives: torch's flight recorders count them in C++ for gloo and NCCL, also those of DDP's and FSDP's own threads.
   A thread reads its counters `SAMPLES_PER_S` times a second, which takes 20 us, at moments that chance chooses: every
   0.2 s it would find ranks that take 0.1 s an iteration at the same place of it, each at its own.
@@ -22,17 +24,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from everstep.runtime.watch.board import STACK_SIGNAL, THREAD, VARIABLE, BoardWriter, stack_file
-from everstep.runtime.watch.board_fields import GROUP_PHASE, Board
+from everstep.runtime.watch.board_fields import EVALUATION, GROUP_PHASE, SAVE, Board
 from everstep.runtime.watch.flight_recorder import UNREADABLE, count_collectives, find_unfinished, read_traces
 from everstep.runtime.watch.group_making import surround_group_making
 from everstep.runtime.watch.kernel_profile import KernelProfile
 
-EVALUATION, SAVE = "evaluation", "torch.save"
 SAMPLES_PER_S = 5
 _RECORDS = "256"
 """Collectives that torch's flight recorder keeps if the user does not say. By default, torch 2.9 keeps none for gloo,
@@ -71,7 +73,9 @@ def install(environment: Mapping[str, str]) -> None:
     hooks: dict[str, Callable[[Any], None]] = {
         "torch.optim.optimizer": watch.hook_optimizers,
         "torch.nn.modules.module": watch.hook_modules,
-        "torch.serialization": watch.hook_saves,
+        "torch.serialization": partial(watch.hook_saves, ("save",)),
+        "torch.distributed.checkpoint.state_dict_saver": partial(watch.hook_saves, ("save", "async_save")),
+        "safetensors.torch": partial(watch.hook_saves, ("serialize_file",)),  # All that it saves goes through it.
         "torch.utils.data.dataloader": watch.hook_loaders,
         "torch.distributed.distributed_c10d": watch.hook_groups,
     }
@@ -88,15 +92,9 @@ def begin_round(environment: Mapping[str, str]) -> None:
         _watch.begin_round(board)
 
 
-def set_phase(name: str) -> None:
-    """Say what this worker does now."""
-    if _watch is not None:
-        _watch.set_phase(name)
-
-
-def making_group() -> AbstractContextManager[None]:
-    """Meanwhile this worker waits for all others, to make a process group."""
-    return _watch.making_group() if _watch is not None else nullcontext()
+def doing(phase: str) -> AbstractContextManager[None]:
+    """Meanwhile this worker is in that phase."""
+    return _watch.doing(phase) if _watch is not None else nullcontext()
 
 
 def note_staging(seconds: float) -> None:
@@ -143,7 +141,7 @@ class _Watch:
         self._board, self._optimizer, self._ended_at, self._phase, self._counts = board, None, 0.0, "", (0, 0)
 
     def set_phase(self, name: str) -> None:
-        if self.is_child or name == self._phase:
+        if self.is_child or name == self._phase or not _is_main_thread():
             return
         now = time.time()
         if self._phase == EVALUATION:
@@ -189,28 +187,38 @@ class _Watch:
         train = module.Module.train
 
         def watched_train(model: Any, mode: bool = True) -> Any:
-            self.set_phase("" if mode else EVALUATION)
+            if mode and self._phase == EVALUATION:
+                self.set_phase("")
+            elif not mode and model.training:  # A teacher may be told again and again while its pupil trains.
+                self.set_phase(EVALUATION)
             return train(model, mode)
 
         watched_train.__doc__ = train.__doc__
         module.Module.train = watched_train
 
-    def hook_saves(self, module: Any) -> None:
-        save = module.save
+    def hook_saves(self, names: Sequence[str], module: Any) -> None:
+        """`names`: its functions that save; the package above it may have them, too."""
+        package = sys.modules.get(module.__name__.rpartition(".")[0])
+        for name in names:
+            save = getattr(module, name)
+            watched_save = self._watched_save(save)
+            for holder in (module, package):
+                if getattr(holder, name, None) is save:
+                    setattr(holder, name, watched_save)
 
+    def _watched_save(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(save)
         def watched_save(*arguments: Any, **more: Any) -> Any:
-            before, began = self._phase, time.perf_counter()
-            self.set_phase(SAVE)
-            try:
+            if self._phase == SAVE or not _is_main_thread():  # A save within one counts as part of it.
                 return save(*arguments, **more)
-            finally:
-                self.set_phase(before)
-                self.add_staging(time.perf_counter() - began)
+            began = time.perf_counter()
+            with self.doing(SAVE):
+                try:
+                    return save(*arguments, **more)
+                finally:
+                    self.add_staging(time.perf_counter() - began)
 
-        watched_save.__doc__ = save.__doc__
-        module.save = watched_save
-        if (torch := sys.modules.get("torch")) is not None and getattr(torch, "save", None) is save:
-            torch.save = watched_save  # type: ignore[attr-defined]
+        return watched_save
 
     def hook_loaders(self, module: Any) -> None:
         iterator = module._BaseDataLoaderIter
@@ -221,7 +229,7 @@ class _Watch:
             try:
                 return take(loader)
             finally:
-                if not self.is_child:
+                if not self.is_child and _is_main_thread():
                     self._board.add_data(time.perf_counter() - began)
 
         watched_next.__doc__ = take.__doc__
@@ -231,9 +239,9 @@ class _Watch:
         surround_group_making(module, self._sampling_afterwards)
 
     @contextmanager
-    def making_group(self) -> Iterator[None]:
+    def doing(self, phase: str) -> Iterator[None]:
         before = self._phase
-        self.set_phase(GROUP_PHASE)
+        self.set_phase(phase)
         try:
             yield
         finally:
@@ -241,7 +249,7 @@ class _Watch:
 
     @contextmanager
     def _sampling_afterwards(self) -> Iterator[None]:
-        with self.making_group():
+        with self.doing(GROUP_PHASE):
             yield
         self._start_sampler()
 
@@ -270,6 +278,10 @@ class _Watch:
                 self._board.set_collectives(
                     entered_count, completed_count, open_collectives[1] if open_collectives else "", time.time()
                 )
+
+
+def _is_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
 
 
 def _earlier_steps(optimizer: Any) -> int:

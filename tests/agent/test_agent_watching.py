@@ -10,6 +10,7 @@ import pytest
 from everstep.runtime.agent import pace_watch
 from everstep.runtime.agent.pace_watch import WINDOW_S, PaceWatch
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
+from everstep.runtime.job.liveness import LONG_PHASES
 from everstep.runtime.system.oom import OomCounter, own_counter_path
 from everstep.runtime.system.tcp_sockets import TcpSocket
 from everstep.runtime.watch.board_fields import Board
@@ -64,6 +65,17 @@ def test_the_phase_is_that_of_the_worker_for_which_the_others_wait() -> None:
     beacons = ProgressMonitor(KeeperStub(2), 2, lambda: 100.0, True, boards.__getitem__)  # type: ignore[arg-type]
     beacons.begin()
     assert beacons.observe()[:2] == (7, "torch.save")
+
+
+@pytest.mark.parametrize(
+    ("seen", "shown"), [("evaluation", "evaluation"), ("fetch", "fetch"), ("process group", "step")]
+)
+def test_what_may_take_long_is_seen_although_the_script_shows_a_phase_of_its_own(seen: str, shown: str) -> None:
+    keeper, board = KeeperStub(1), Board(1, 0, 1, 0, 1, phase=seen)
+    beacons = ProgressMonitor(keeper, 1, lambda: 100.0, True, lambda _: board)  # type: ignore[arg-type]
+    beacons.begin()
+    keeper.show(0, 7, "step", 100.0)
+    assert beacons.observe()[:2] == (7, shown)
 
 
 def test_a_phase_that_comes_again_between_two_looks_is_a_movement() -> None:
@@ -238,8 +250,8 @@ def test_the_first_window_begins_with_the_first_iteration() -> None:
     assert (pace.iterations, pace.iteration_s) == (10, WINDOW_S / 10)
 
 
-@pytest.mark.parametrize("phase", ["", "evaluation"])
-def test_before_the_first_progress_workers_that_use_nothing_are_blocked_unless_they_evaluate(phase: str) -> None:
+@pytest.mark.parametrize("phase", ["", "restore", "evaluation", "fetch"])
+def test_before_the_first_progress_workers_that_use_nothing_are_blocked_unless_that_may_take_long(phase: str) -> None:
     idle = subprocess.Popen(["sleep", "999"])
     try:
         now, board = [100.0], Board(idle.pid, 0, 2, 0, 1, phase=phase, entered=1)
@@ -249,7 +261,7 @@ def test_before_the_first_progress_workers_that_use_nothing_are_blocked_unless_t
             now[0] += 60.0
             progress = beacons.observe()
         assert progress.awaits
-        assert progress.blocked_s == (0.0 if phase else 240.0)
+        assert progress.blocked_s == (0.0 if phase in LONG_PHASES else 240.0)
     finally:
         idle.kill()
         idle.wait()

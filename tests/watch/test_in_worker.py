@@ -13,9 +13,11 @@ from everstep.runtime.watch.find_workers import local_workers
 from tests.forks import Forks
 
 TRAINS = """
-import os, sys, time
+import os, sys, threading, time
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
 from everstep.runtime.watch import in_worker
 from everstep.runtime.watch.board import read_board
 from pathlib import Path
@@ -36,6 +38,10 @@ assert shown().phase == "evaluation"
 model.train()
 assert shown().phase == ""
 assert 0 < shown().evaluation_s < 60
+teacher = torch.nn.Linear(4, 4).eval()
+model.train()
+teacher.eval()
+assert shown().phase == "", "a model that never trains is no evaluation"
 assert shown().earlier == 0, "SGD does not count its steps"
 class Watcher:
     def write(self, data):
@@ -47,6 +53,31 @@ torch.save({"a": 1}, file)
 assert file.phase == "torch.save"
 assert shown().phase == ""
 assert 0 < shown().staging_s < 60
+def beside(work):
+    staging_s, thread = shown().staging_s, threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert shown().staging_s == staging_s, "what is saved beside the training does not keep it"
+file = Watcher()
+beside(lambda: torch.save({"a": 1}, file))
+assert file.phase == ""
+class Writer(dcp.FileSystemWriter):
+    def prepare_global_plan(self, plans):
+        self.phase, self.thread = shown().phase, threading.current_thread()
+        return super().prepare_global_plan(plans)
+writer, before = Writer(sys.argv[1] + "-dcp"), shown().staging_s
+dcp.save({"a": torch.ones(3)}, storage_writer=writer)
+assert writer.phase == "torch.save"
+assert before < shown().staging_s < 60
+assert shown().phase == ""
+writer = Writer(sys.argv[1] + "-async")
+saving = dcp.async_save({"a": torch.ones(3)}, storage_writer=writer)
+assert shown().phase == ""
+saving.result()
+assert writer.thread is not threading.main_thread()
+before = shown().staging_s
+save_file({"a": torch.ones(3)}, sys.argv[1] + "-safe")
+assert before < shown().staging_s < 60
 assert shown().data_s == 0
 for _ in torch.utils.data.DataLoader(torch.ones(3)):
     pass

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from everstep.runtime.job.records import RoundBroken
+from everstep.runtime.job.records import HangSeen, RoundBroken
 from everstep.runtime.report.causes import Causes
 from tests.launch.launchers import EVERSTEP, Launcher, LaunchOutcome
 from tests.watch.named_after import Note, note_seconds, records
@@ -269,6 +269,42 @@ def test_what_only_takes_long_is_no_hang(launcher: Launcher, case: str) -> None:
     assert (launcher.folder / "planted-1").exists()
     assert outcome.code == 0, outcome.err
     assert "stand still" not in outcome.err
+
+
+SAVES = """
+import os
+import torch
+from torch.distributed.fsdp import fully_shard
+import everstep
+
+job = everstep.init()
+state = {"model": fully_shard(torch.nn.Linear(8, 8))}
+checkpointer = everstep.Checkpointer(state)
+begin = checkpointer.load(state)
+for iteration in range(begin + 1, 9):
+    torch.distributed.all_reduce(torch.ones(8))
+    checkpointer.save(iteration, state)
+    if iteration == 5 and "CRASHES" in os.environ:
+        checkpointer.flush(5)
+        os._exit(1)
+checkpointer.finish(state)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("point", ["keeper.before_put", "keeper.before_fetch"])
+def test_a_store_that_is_only_slow_is_no_hang(launcher: Launcher, point: str) -> None:
+    """The agent copies. Its workers wait, for the last state to be in the store, or for the one that they start from:
+    one rank does, and the other for it."""
+    fired, job = launcher.folder / "fired", f"--rdzv-id=slow-{launcher.tmp.name}"
+    fired.mkdir()
+    if point == "keeper.before_fetch":
+        assert run(launcher, SAVES, job, CRASHES="1").code == 1
+    faulty = {"EVERSTEP_FAULT": f"{point}=sleep:9", "EVERSTEP_FAULT_DIR": str(fired)}
+    outcome = run(launcher, SAVES, job, **faulty)
+    assert [path.name for path in fired.iterdir()] == [point]
+    assert outcome.code == 0, outcome.err
+    assert not any(isinstance(record, HangSeen) for record in records(launcher))
 
 
 def test_a_start_that_only_takes_long_is_no_hang(launcher: Launcher) -> None:

@@ -143,6 +143,7 @@ class WorkThreads:
         start, size = file.slot_offset(work.location.slot), work.location.size
         if work.ticket is None:  # A worker will map it, too.
             file.populate(start, size)
+        faults.point("keeper.before_fetch", iteration=work.source.iteration)
         try:
             fetch(work.source, file.slot(work.location.slot)[:size], self._store, self._credentials, on_progress)
         except RestoreError as error:

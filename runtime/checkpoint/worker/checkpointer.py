@@ -47,6 +47,8 @@ from everstep.runtime.protocol.worker_link import (
     Staged,
 )
 from everstep.runtime.store import open_store
+from everstep.runtime.watch import in_worker
+from everstep.runtime.watch.board_fields import FETCH
 
 
 class RankState(dict[str, Any]):
@@ -145,7 +147,8 @@ class Checkpointer:
             return self._saved
         self._link.tell(Fetch())
         live = self._flatten(state)  # While the agent answers.
-        place = self._link.read_answer(Fetched)
+        with in_worker.doing(FETCH):
+            place = self._link.read_answer(Fetched)
         if not place.path and not place.sources:
             self._populate()
             return 0
