@@ -44,6 +44,18 @@ class ProcessState(msgspec.Struct, frozen=True):
         """In words."""
         return _MEANINGS.get(self.state, f"in state {self.state}")
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it can do nothing by itself: it is stopped, dead, or the kernel does not let it go on."""
+        return self.state in "TtZXD"
+
+    @property
+    def activity(self) -> str:
+        """`is blocked in read of a pipe`, or its state where that says more than `is`."""
+        if self.call and self.file and not self.is_stuck:
+            return f"is blocked in {self.call} of {_file(self.file)}"
+        return f"is {self.meaning}" if self.is_stuck else "is"
+
 
 class Standing(msgspec.Struct, frozen=True):
     """Where one rank stands."""
@@ -77,6 +89,8 @@ class Standing(msgspec.Struct, frozen=True):
     """Who uses most of the node's CPU, other than the job's ranks: `stress (pid 12), 3.9 cores`."""
     link: str = ""
     """What of its sockets is not acknowledged by the other end, if anything."""
+    data_worker: str = ""
+    """It waits for a process of its data loader: what that one does, `process 7 is in load (data.py:3)`."""
 
     @property
     def waits(self) -> bool:
@@ -100,6 +114,8 @@ class Cause(StrEnum):
     DISK = "disk"
     NO_CPU = "no CPU"
     """Others on its node leave it too little."""
+    DATA = "data"
+    """It waits for its data loader's processes."""
     COMPUTES = "computes"
     NEVER_ENTERED = "never entered"
     NETWORK = "network"
@@ -195,6 +211,8 @@ def _activity(standing: Standing) -> tuple[Cause, str]:
     if not _is_fresh(standing):
         holder = f" (thread {standing.lock_holder})" if standing.lock_holder else ""
         return Cause.SILENT, f"holds the interpreter's lock{holder} and is{at or ' in native code'}"
+    if standing.data_worker:
+        return Cause.DATA, f"waits for its data loader{at}: {standing.data_worker}"
     if standing.faults_hz >= _THRASHES_HZ:
         swapped = (
             f", {standing.process.swapped_bytes / (1 << 20):.0f} MiB are in swap"
@@ -210,7 +228,7 @@ def _activity(standing: Standing) -> tuple[Cause, str]:
         )
         return Cause.DISK, f"waits {standing.in_kernel:.0%} of the time for the disk ({what}){at}"
     if standing.process.call and standing.process.file:
-        return Cause.BLOCKED_FILE, f"is blocked in {standing.process.call} of {_file(standing.process.file)}{at}"
+        return Cause.BLOCKED_FILE, f"{standing.process.activity}{at}"
     if standing.without_cpu >= _OFTEN:
         who = f"; most is used by {standing.neighbour}" if standing.neighbour else ""
         return Cause.NO_CPU, f"waits {standing.without_cpu:.0%} of the time for a CPU{at}{who}"

@@ -10,6 +10,7 @@ import msgspec
 from everstep.runtime.system.tcp_sockets import describe_unacknowledged, sockets_of, tcp_sockets
 from everstep.runtime.watch.board import read_board
 from everstep.runtime.watch.board_fields import Board
+from everstep.runtime.watch.data_workers import describe_data_workers
 from everstep.runtime.watch.find_workers import LocalWorker
 from everstep.runtime.watch.hang_culprit import ProcessState, Standing, judge
 from everstep.runtime.watch.merge import is_users, merge, odd_ones, text
@@ -46,6 +47,7 @@ async def look(workers: Sequence[LocalWorker], native: bool = False) -> list[Loo
     boards = {worker.board.rank: worker.path for worker in workers}
     pids = {worker.board.rank: worker.board.pid for worker in workers}
     stacks = await read_stacks(pids, native=native, boards=boards)
+    data_workers = await describe_data_workers(stacks)
     return [
         Look(
             msgspec.structs.replace(stack, node=worker.node),
@@ -53,6 +55,7 @@ async def look(workers: Sequence[LocalWorker], native: bool = False) -> list[Loo
                 standing_of(worker.node, read_board(worker.path) or worker.board, stack,
                             (before[stack.rank], after[stack.rank], elapsed_s), now),
                 in_kernel=in_kernel[stack.rank] / _LOOKS, neighbour=neighbour, link=links[stack.rank],
+                data_worker=data_workers.get(stack.rank, ""),
             ),
         )
         for worker, stack in zip(workers, stacks, strict=True)
@@ -96,7 +99,7 @@ def place_of(stacks: RankStacks) -> str:
     """The innermost call of the main thread in the user's own code: `load (data_loader.py:88)`."""
     frames = stacks.main.frames if stacks.main else ()
     own = [frame for frame in frames if is_users(frame)] or [frame for frame in frames if not frame.is_native]
-    return f"{own[-1].function} ({own[-1].file.rpartition('/')[2]}:{own[-1].line})" if own else ""
+    return own[-1].short_place if own else ""
 
 
 def sentence(looks: Sequence[Look]) -> str:

@@ -87,11 +87,11 @@ def odd_ones(stacks: Sequence[RankStacks]) -> str:
     parts = [f"rank{_s(silent)} {fold_ranks(silent)}: no stack"] if silent else []
     for place, _ in groups[1:]:
         ranks = [rank for rank, frame in places.items() if frame == place]
-        parts.append(f"rank{_s(ranks)} {fold_ranks(ranks)} of {len(stacks)} {_is(ranks)} in {_short(place)}")
+        parts.append(f"rank{_s(ranks)} {fold_ranks(ranks)} of {len(stacks)} {_is(ranks)} in {place.short_place}")
     usual_ranks = [rank for rank, frame in places.items() if frame == usual]
-    most = f"rank{_s(usual_ranks)} {fold_ranks(usual_ranks)} {_is(usual_ranks)} in {_short(usual)}"
+    most = f"rank{_s(usual_ranks)} {fold_ranks(usual_ranks)} {_is(usual_ranks)} in {usual.short_place}"
     if not parts and len(stacks) > 1:
-        return f"all {len(stacks)} ranks are in {_short(usual)}"
+        return f"all {len(stacks)} ranks are in {usual.short_place}"
     return "; ".join([*parts, most])
 
 
@@ -105,10 +105,6 @@ def is_users(frame: Frame) -> bool:
     """Whether the call is in the user's own code, as far as its path says."""
     libraries = ("/site-packages/", "/dist-packages/", "/lib/python", "/everstep/", "<frozen", "/runtime/agent/")
     return not frame.is_native and not any(part in frame.file for part in libraries)
-
-
-def _short(frame: Frame) -> str:
-    return f"{frame.function} ({frame.file.rpartition('/')[2]}:{frame.line})"
 
 
 def _s(ranks: Sequence[int]) -> str:

@@ -109,12 +109,19 @@ def cpu_times(without: set[int], proc: Path = PROC) -> dict[int, float]:
     return times
 
 
-def _family(pid: int, proc: Path) -> Iterator[int]:
-    yield pid
+def children_of(pid: int, proc: Path = PROC) -> list[int]:
+    """The processes that it has started, and that have not ended."""
+    children = list[int]()
     with suppress(OSError):
         for thread in (proc / str(pid) / "task").iterdir():
-            for child in _text(thread / "children").split():
-                yield from _family(int(child), proc)
+            children += map(int, _text(thread / "children").split())
+    return sorted(children)
+
+
+def _family(pid: int, proc: Path) -> Iterator[int]:
+    yield pid
+    for child in children_of(pid, proc):
+        yield from _family(child, proc)
 
 
 def _cpu_wait_s(folder: Path) -> float:

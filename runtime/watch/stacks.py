@@ -17,6 +17,11 @@ class Frame(msgspec.Struct, frozen=True, order=True):
         """`function@file:line`."""
         return f"{self.function}@{self.file}:{self.line}" if self.line else f"{self.function}@{self.file}"
 
+    @property
+    def short_place(self) -> str:
+        """`load (data_loader.py:88)`."""
+        return f"{self.function} ({self.file.rpartition('/')[2]}:{self.line})"
+
 
 class Thread(msgspec.Struct, frozen=True):
     """A thread's calls, outermost first."""

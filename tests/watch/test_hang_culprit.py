@@ -43,6 +43,10 @@ OTHERS = [waits(0), waits(1), waits(2)]
          "load (data_loader.py:88)"),
         (absent(3, call="write", file="pipe:[12]"), Cause.BLOCKED_FILE,
          "rank 3 of 4 never entered all_reduce #412; it is blocked in write of a pipe in load (data_loader.py:88)"),
+        (Standing(3, 4, entered=411, completed=411, place="train (train.py:30)",
+                  data_worker="process 7 is blocked in read of /mnt/data/shard in load (data.py:3)"), Cause.DATA,
+         "rank 3 of 4 never entered all_reduce #412; it waits for its data loader in train (train.py:30): process 7 is "
+         "blocked in read of /mnt/data/shard in load (data.py:3)"),
         (waits(3, collective="broadcast [1024]"), Cause.DIFFERENT_COLLECTIVE,
          "rank 3 of 4 waits in broadcast #412 (train (train.py:30)), the others in all_reduce #412 "
          "(train (train.py:30))"),

@@ -62,6 +62,14 @@ NEIGHBOURS = """
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(5)]
     while True: pass
 """
+LOADER = """
+    class Samples(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+        def __getitem__(self, index):
+            WORKER
+    next(iter(torch.utils.data.DataLoader(Samples(), num_workers=2, batch_size=None)))
+"""
 HANGS = {
     "an endless loop": (
         "while True: pass",
@@ -81,6 +89,16 @@ HANGS = {
     "a dead data loader worker": (
         "import multiprocessing; multiprocessing.get_context('fork').Pool(1).apply(os._exit, (1,))",
         r"rank 1 of 2 never entered .*; it is in planted",
+    ),
+    "a data loader worker that is stopped": (
+        LOADER.replace("WORKER", "os.kill(os.getpid(), signal.SIGSTOP)"),
+        r"rank 1 of 2 never entered .* waits for its data loader in planted .*: process \d+ is stopped by a signal "
+        r"\(SIGSTOP\) in Samples.__getitem__ \(train.py:18\)",
+    ),
+    "a data loader worker that is blocked": (
+        LOADER.replace("WORKER", "os.read(os.pipe()[0], 1)"),
+        r"rank 1 of 2 never entered .* waits for its data loader in planted .*: process \d+ is blocked in read of a "
+        r"pipe in Samples.__getitem__ \(train.py:18\)",
     ),
     "swapped-out memory": (PAGED_OUT, r"rank 1 of 2 never entered .*; it reads its memory back from disk, \d+ pages"),
     "a slow disk": (
