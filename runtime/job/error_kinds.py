@@ -53,14 +53,20 @@ TABLE = (
     OOM_KILLED,
     ErrorKind("a GPU failed or fell off the bus (Xid)", Hope.YES,
               "the node is replaced; check the GPU with nvidia-smi -q",
-              r"NVRM: Xid|GPU has fallen off the bus|uncorrectable ECC|CUDA error: (an illegal|unspecified|hard)"),
+              r"NVRM: Xid(?! \([^)]*\): (13|31|43)\b)|GPU has fallen off the bus|uncorrectable ECC|CUDA error: hard"),
+    ErrorKind("a program on the GPU failed", Hope.PERHAPS,
+              "find the operator with CUDA_LAUNCH_BLOCKING=1; mostly an index of the script's is out of bounds or a "
+              "kernel of its own is wrong, seldom the GPU",
+              r"NVRM: Xid \([^)]*\): (13|31|43)\b|"
+              r"CUDA error: (device-side assert|an illegal (memory|instruction)|unspecified launch|misaligned)"),
     ErrorKind("out of GPU memory", Hope.NO,
               "use a smaller batch or sequence, activation checkpointing, or more ranks to shard over",
               r"(CUDA|HIP)( error:)? out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|"
               r"Cuda failure( \d+)? 'out of memory'"),
     ErrorKind("shared memory is full", Hope.NO,
               "give the pod a larger /dev/shm (emptyDir, medium: Memory), or use fewer data loader workers",
-              r"(?i)bus error|unable to (open|write to|allocate) shared memory|insufficient shared memory",
+              r"(?i)bus error|unable to (open|write to|allocate) shared memory|insufficient shared memory|"
+              r"creating shared memory segment|unable to (write to|resize) file </torch_",
               (-signal.SIGBUS, 128 + signal.SIGBUS)),
     ErrorKind("the disk is full", Hope.NO, "free or enlarge the disk that the path is on",
               r"No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]"),
@@ -71,13 +77,19 @@ TABLE = (
     ErrorKind("a collective timed out", Hope.PERHAPS,
               "a rank did not join it: find the rank that is out of step in the stacks (everstep stacks)",
               r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (recv|send)|"
-              r"waiting for clients|Application timeout caused pair closure|monitoredBarrier.*timed? ?out"),
+              r"waiting for clients|Application timeout caused pair closure|monitoredBarrier.*timed? ?out|"
+              r"wait timeout after \d+ ?ms"),
+    ErrorKind("a port is taken", Hope.PERHAPS, "end the process that has it, or let the system choose one (port 0)",
+              r"(?i)Address already in use|EADDRINUSE"),
     ErrorKind("the connection to another rank broke", Hope.YES, "find why that rank ended",
               r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|"
               r"NCCL communicator was aborted|ncclRemoteError|remote process exited or there was a network error|"
               r"socketProgress: Connection closed|Socket closed|recvValueWithTimeout|DistNetworkError|"
               r"errors_impl\.(Unavailable|Aborted)Error",
               is_echo=True),
+    ErrorKind("NCCL could not connect the ranks", Hope.PERHAPS,
+              "read what it says with NCCL_DEBUG=WARN; NCCL_SOCKET_IFNAME names the network that it shall use",
+              r"ncclSystemError|ncclInternalError|Bootstrap : no socket interface found"),
     ErrorKind("the loss is not a number", Hope.PERHAPS,
               "lower the learning rate, clip gradients, check the data of that iteration",
               r"(?i)\bloss\b[^\n]{0,60}\b(is|was|=|became)\s*-?(nan|inf)\b|contains? (nan|inf)|returned nan values|"
@@ -85,6 +97,9 @@ TABLE = (
     ErrorKind("the state's shapes differ from the model's", Hope.NO,
               "train the model of the checkpoint, or start a new run",
               r"Error\(s\) in loading state_dict|size mismatch for |RestoreError"),
+    ErrorKind("a file is damaged", Hope.NO, "save or download it again",
+              r"PytorchStreamReader failed|(archive|zip file) is corrupted|Error while deserializing header|"
+              r"UnpicklingError|not a zip file"),
     ErrorKind("shapes do not match", Hope.NO, "fix the model or the shape of the data; print the shapes at that line",
               r"shapes cannot be multiplied|size of tensor a|must match the size|shape '.*' is invalid for input|"
               r"Expected input batch_size|Given groups=|mat1 and mat2|Sizes of tensors must match|"
@@ -96,7 +111,7 @@ TABLE = (
     ErrorKind("a file is missing", Hope.NO, "check the path, and that every node mounts it",
               r"FileNotFoundError|No such file or directory|NoSuchKey|NoSuchBucket"),
     ErrorKind("access is denied", Hope.NO, "check owner, mode and credentials",
-              r"PermissionError|AccessDenied|403 Forbidden"),
+              r"PermissionError|AccessDenied|403 Forbidden|40[13] Client Error|GatedRepoError"),
     ErrorKind("too many open files", Hope.NO, "raise `ulimit -n`, or set torch's sharing strategy to file_system",
               r"Too many open files|received 0 items of ancdata"),
     ErrorKind("out of memory", Hope.PERHAPS,

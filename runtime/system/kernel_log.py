@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-TELLING = re.compile(r"oom-kill|[Oo]ut of memory|NVRM: Xid|segfault|I/O error|Hardware Error|EDAC|soft lockup")
-"""Messages that explain the end of a process."""
+TELLING = re.compile(
+    r"oom-kill|[Oo]ut of memory|NVRM: Xid(?! \([^)]*\): 45\b)|segfault|I/O error|Hardware Error|EDAC|soft lockup"
+)
+"""Messages that explain the end of a process. Xid 45 only follows from it: the driver cleans up after it (NVIDIA's "XID
+Errors")."""
 _PROCESS = re.compile(r"\bpid=(\d+)|[Pp]rocess (\d+)|\w\[(\d+)\]: segfault")
 MOST = 5
 _KEPT = 100

@@ -8,6 +8,7 @@ LOG = """6,1,1000000,-;oom-kill:constraint=CONSTRAINT_MEMCG,task=python,pid=41,u
 3,2,5000000,-;Memory cgroup out of memory: Killed process 41 (python) total-vm:462824kB
 3,3,5100000,-;Memory cgroup out of memory: Killed process 42 (python) total-vm:1kB
 4,4,5200000,-;NVRM: Xid (PCI:0000:04:00): 79, GPU has fallen off the bus.
+4,5,5250000,-;NVRM: Xid (PCI:0000:04:00): 45, pid=41, name=python, Ch 00000008
 6,5,5300000,-;eth0: link up
 """
 

@@ -27,6 +27,10 @@ REAL = {
         "import mmap, tempfile; f = tempfile.TemporaryFile(); f.truncate(1 << 20); m = mmap.mmap(f.fileno(), 1 << 20); "
         "f.truncate(0); m[:1] = b'x'"
     ),
+    "a port is taken": (
+        "import socket; a, b = socket.socket(), socket.socket(); a.bind(('127.0.0.1', 0)); a.listen(); "
+        "b.bind(a.getsockname())"
+    ),
     "access is denied": "raise PermissionError(13, 'Permission denied', '/data')",
     "too many open files": (
         "import os, resource; resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8)); [os.open('/', 0) for _ in range(9)]"
@@ -58,6 +62,14 @@ TORCH = {
         "torch.autograd.set_detect_anomaly(True); x = torch.zeros(1, requires_grad=True); "
         "torch.sqrt(x * 0).mul(0).backward()"
     ),
+    "a file is damaged": "import io; torch.load(io.BytesIO(b'PK' + bytes(99)))",
+    "a data loader's worker died": """
+class Samples(torch.utils.data.Dataset):
+    def __len__(self): return 1
+    def __getitem__(self, index):
+        import os
+        os.kill(os.getpid(), 9)
+next(iter(torch.utils.data.DataLoader(Samples(), num_workers=1)))""",
     "a collective timed out": f"{PAIR}\nif rank: time.sleep(4); os._exit(0)\nd.all_reduce(torch.ones(1))",
     "the connection to another rank broke": f"{PAIR}\nif rank: os._exit(0)\nd.all_reduce(torch.ones(1))",
 }
@@ -95,6 +107,22 @@ WRITTEN = [
     # lllyasviel/Fooocus issue 1313.
     ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver",
      1, "the CUDA driver or a library does not match"),
+    # NVIDIA/nccl issue 525 and pytorch/ci-infra pull request 490, behind torch's line.
+    ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, unhandled system error\n"
+     "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\n"
+     "Last error:\nError while creating shared memory segment /dev/shm/nccl-WU88OE (size 9637888), error: No space "
+     "left on device (28)", 1, "shared memory is full"),
+    # pytorch/pytorch issue 48530.
+    ("RuntimeError: CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported", 1,
+     "a program on the GPU failed"),
+    ("NVRM: Xid (PCI:0000:04:00): 31, pid=4711, name=python, Ch 00000008", -6, "a program on the GPU failed"),
+    ("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cuda//0", 1,
+     "a collective timed out"),
+    # torch 2's TCPStore, where two jobs of a host have one --master-port.
+    ("torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: "
+     "29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use", 1, "a port is taken"),
+    ("ncclInternalError: Internal check failed.\nLast error:\nBootstrap : no socket interface found", 1,
+     "NCCL could not connect the ranks"),
     # NVIDIA's "XID Errors", as the driver writes it to the kernel's log.
     ("NVRM: Xid (PCI:0000:04:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", 1,
      "a GPU failed or fell off the bus (Xid)"),
