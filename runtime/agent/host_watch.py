@@ -1,4 +1,4 @@
-"""How much CPU and memory a node's processes use, as telemetry."""
+"""How much CPU, memory and disk a node's processes use, and its network, as telemetry."""
 
 import asyncio
 from collections import deque
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from everstep.runtime.watch.host_use import KIND
-from everstep.runtime.watch.process_state import FamilyUse, family_use
+from everstep.runtime.watch.process_state import FamilyUse, family_use, network_bytes
 
 FIRST_S = 10.0
 EVERY_S = 30.0
@@ -25,18 +25,27 @@ class HostWatch:
     async def run(self) -> None:
         """One line soon, then one every EVERY_S."""
         readings = deque([(monotonic(), await asyncio.to_thread(family_use, self.pid))], maxlen=2)
-        wait_s = FIRST_S
+        wait_s, network = FIRST_S, network_bytes()
         while True:
             await asyncio.sleep(wait_s)
             now, after = monotonic(), await asyncio.to_thread(family_use, self.pid)
             # One that ran while a process was waited for may have missed it: then the one before it is higher.
             began_at, before = max(readings, key=lambda reading: (reading[1].cpu_s, reading[0]))
-            self.add(line_of(before, after, now - began_at))
+            network_before, network = network, network_bytes()
+            self.add(line_of(before, after, now - began_at, (network - network_before) / (now - readings[-1][0])))
             readings.append((now, after))
             wait_s = EVERY_S
 
 
-def line_of(before: FamilyUse, after: FamilyUse, seconds: float) -> dict[str, float | int | str]:
-    """One line: cores in use since `before`, and the memory now."""
-    cores = max(after.cpu_s - before.cpu_s, 0.0) / seconds if seconds > 0 else 0.0
-    return {"kind": KIND, "cores": round(cores, 2), "memory_bytes": after.memory_bytes}
+def line_of(
+    before: FamilyUse, after: FamilyUse, seconds: float, network_bytes_per_s: float
+) -> dict[str, float | int | str]:
+    """One line: cores and disk in use since `before`, the network, and the memory now."""
+    cores, disk = max(after.cpu_s - before.cpu_s, 0.0) / seconds, after.disk_bytes_since(before) / seconds
+    return {
+        "kind": KIND,
+        "cores": round(cores, 2),
+        "memory_bytes": after.memory_bytes,
+        "disk_bytes_per_s": round(disk),
+        "network_bytes_per_s": round(max(network_bytes_per_s, 0.0)),
+    }

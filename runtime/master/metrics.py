@@ -7,7 +7,7 @@ anew with each master, as Prometheus expects of a process that restarts.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from everstep.runtime.job.nodes import LIVE
 from everstep.runtime.job.replicas import desired_size
@@ -62,6 +62,10 @@ FAMILIES = (
     Family("everstep_node_memory_bytes", "gauge", "Memory of each node's processes, every 30 s: their own pages and "
            "shared memory, without files. An upper bound: pages shared after a fork count in each "
            "process.", ("node", "role", "host"), "bytes"),
+    Family("everstep_node_disk_bytes_per_second", "gauge", "What each node's processes read from disk and write to it, "
+           "every 30 s.", ("node", "role", "host"), "bytes_per_second"),
+    Family("everstep_node_network_bytes_per_second", "gauge", "What comes and goes over each node's network "
+           "interfaces, those of its pod or of its machine, every 30 s.", ("node", "role", "host"), "bytes_per_second"),
     Family("everstep_rank_own_seconds", "gauge", "Seconds of an iteration in which a rank does not wait for others: "
            "the mean over its newest window.", ("node", "role", "host", "rank"), "seconds"),
     Family("everstep_rank_waiting_ratio", "gauge", "Share of its newest window that a rank waited in collectives.",
@@ -86,7 +90,7 @@ class Metrics:
         self._loss: float | None = None
         self._beats: dict[str, tuple[float, Heartbeat]] = {}
         self._paces: dict[str, tuple[Pace, ...]] = {}
-        self._hosts: dict[str, tuple[float, float]] = {}
+        self._hosts: dict[str, Mapping[str, Any]] = {}
 
     def on_heartbeat(self, beat: Heartbeat, now: float) -> None:
         """Take in a heartbeat, and rank 0's iterations in its telemetry."""
@@ -95,7 +99,7 @@ class Metrics:
             self._paces[beat.node] = beat.paces
         for line in beat.telemetry:
             if line.get("kind") == HOST:
-                self._hosts[beat.node] = _number(line.get("cores")), _number(line.get("memory_bytes"))
+                self._hosts[beat.node] = line
             if line.get("kind") not in (None, "iteration") or line.get("rank") or "iteration" not in line:
                 continue
             seconds = max(_number(line.get("seconds")), 0.0)
@@ -120,7 +124,7 @@ class Metrics:
         nodes = {node.name: (node.name, node.role, node.host) for node in state.nodes.values()}
         beats = [(nodes[name], at, beat) for name, (at, beat) in self._beats.items() if name in nodes]
         live = {node.name for node in state.nodes.values() if node.phase in LIVE}
-        uses = [(nodes[name], *use) for name, use in self._hosts.items() if name in live]
+        uses = [(nodes[name], use) for name, use in self._hosts.items() if name in live]
         paces = [
             ((*nodes[name], str(pace.rank)), pace)
             for name, some in self._paces.items() if name in nodes
@@ -147,8 +151,7 @@ class Metrics:
             "everstep_node_heartbeat_timestamp_seconds": [(labels, at) for labels, at, _ in beats],
             "everstep_rank_own_seconds": [(labels, pace.own_s) for labels, pace in paces],
             "everstep_rank_waiting_ratio": [(labels, pace.waited) for labels, pace in paces],
-            "everstep_node_cpu_cores": [(labels, cores) for labels, cores, _ in uses],
-            "everstep_node_memory_bytes": [(labels, memory) for labels, _, memory in uses],
+            **{name: [(labels, _number(use.get(key))) for labels, use in uses] for name, key in _OF_HOSTS.items()},
             "everstep_hung": [((), float(state.hang is not None))],
             "everstep_hang_timestamp_seconds": [
                 (("" if rank < 0 else str(rank),), at) for rank, at in ({-1: 0.0} | state.hang_times).items()
@@ -157,6 +160,13 @@ class Metrics:
         }
 
 
+_OF_HOSTS = {
+    "everstep_node_cpu_cores": "cores",
+    "everstep_node_memory_bytes": "memory_bytes",
+    "everstep_node_disk_bytes_per_second": "disk_bytes_per_s",
+    "everstep_node_network_bytes_per_second": "network_bytes_per_s",
+}
+"""Metric -> key of a node's line of telemetry."""
 _CONDITIONS = ("Pending", "Creating", "Running", "Scaling", "Restarting", "Succeeded", "Failed")
 _SUFFIX = {"counter": "_total", "info": "_info"}
 

@@ -147,7 +147,7 @@ class History:
     devices: Mapping[str, DeviceUse] = field(default_factory=dict)
     """By node: how it used its devices, if their driver was asked."""
     hosts: Mapping[str, HostUse] = field(default_factory=dict)
-    """By node: how much CPU and memory its processes used."""
+    """By node: how much CPU, memory, disk and network it used."""
 
     @cached_property
     def curve(self) -> tuple[Point, ...]:

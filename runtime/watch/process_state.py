@@ -1,7 +1,7 @@
 """What the kernel says about a process: proc(5)."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -60,9 +60,7 @@ def activity(pid: int, proc: Path = PROC) -> tuple[float, int]:
         fields = _text(proc / str(member) / "stat").rpartition(")")[2].split()
         if fields:
             cpu_s += sum(map(int, fields[11:15])) / _TICKS_PER_S  # With those of its children that have ended.
-        for line in _text(proc / str(member) / "io").splitlines():
-            name, _, number = line.partition(": ")
-            bytes_moved += int(number) if name in ("wchar", "read_bytes") else 0
+        bytes_moved += _io(proc / str(member), "wchar", "read_bytes")
     return cpu_s, bytes_moved
 
 
@@ -74,18 +72,32 @@ class FamilyUse(NamedTuple):
     memory_bytes: int
     """Their own pages, and the shared memory of the one that maps most of it; file pages do not count. An upper bound:
     pages shared after a fork count in each process."""
+    disk_bytes: Mapping[int, int] = {}
+    """By process: what it has read from disk or written to it so far."""
+
+    def disk_bytes_since(self, before: "FamilyUse") -> int:
+        """What those that still run have read and written since then."""
+        return sum(max(moved - before.disk_bytes.get(pid, 0), 0) for pid, moved in self.disk_bytes.items())
 
 
 def family_use(pid: int, proc: Path = PROC) -> FamilyUse:
     """The use of the process and of those that it has started."""
-    cpu_s, own_kib, shared_kib = 0.0, 0, 0
+    cpu_s, own_kib, shared_kib, disk_bytes = 0.0, 0, 0, dict[int, int]()
     for member in _family(pid, proc):
         folder = proc / str(member)
+        disk_bytes[member] = _io(folder, "read_bytes", "write_bytes")
         if fields := _text(folder / "stat").rpartition(")")[2].split():
             cpu_s += sum(map(int, fields[11:15])) / _TICKS_PER_S
         own_kib += _status_number(folder, "RssAnon", 0)
         shared_kib = max(shared_kib, _status_number(folder, "RssShmem", 0))
-    return FamilyUse(cpu_s, (own_kib + shared_kib) * 1024)
+    return FamilyUse(cpu_s, (own_kib + shared_kib) * 1024, disk_bytes)
+
+
+def network_bytes(proc: Path = PROC) -> int:
+    """What has come and gone so far over the network interfaces that this process sees, without the loopback."""
+    rows = (line.partition(":") for line in _text(proc / "self/net/dev").splitlines())
+    counts = [row.split() for name, _, row in rows if name.strip() != "lo"]
+    return sum(int(count[0]) + int(count[8]) for count in counts if len(count) > 8 and count[0].isdecimal())
 
 
 def busiest(before: dict[int, float], after: dict[int, float], seconds: float, proc: Path = PROC) -> str:
@@ -122,6 +134,12 @@ def _family(pid: int, proc: Path) -> Iterator[int]:
     yield pid
     for child in children_of(pid, proc):
         yield from _family(child, proc)
+
+
+def _io(folder: Path, *names: str) -> int:
+    """The sum of these counts of the process; 0 if they may not be read."""
+    counts = (line.partition(": ") for line in _text(folder / "io").splitlines())
+    return sum(int(number) for name, _, number in counts if name in names)
 
 
 def _cpu_wait_s(folder: Path) -> float:

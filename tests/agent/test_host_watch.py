@@ -1,4 +1,4 @@
-"""A node tells how much CPU and memory its processes use."""
+"""A node tells how much CPU, memory, disk and network it uses."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from everstep.runtime.agent import host_watch
 from everstep.runtime.agent.host_watch import HostWatch, line_of
-from everstep.runtime.watch.process_state import FamilyUse, family_use, process_state
+from everstep.runtime.watch.process_state import FamilyUse, family_use, network_bytes, process_state
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -21,6 +21,7 @@ def process(proc: Path, pid: int, children: str, seconds: int, own_kib: int, sha
     fields = ["S", *"0" * 10, str(seconds * TICKS), "0", "0", "0"]
     (proc / f"{pid}/stat").write_text(f"{pid} (python) {' '.join(fields)}")
     (proc / f"{pid}/status").write_text(f"Name:\tpython\nRssAnon:\t{own_kib} kB\nRssShmem:\t{shared_kib} kB\n")
+    (proc / f"{pid}/io").write_text(f"rchar: 7\nwchar: 7\nread_bytes: {pid}\nwrite_bytes: 10\n")
 
 
 def test_a_process_and_all_that_it_has_started_are_one_and_shared_memory_counts_once(tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ def test_a_process_and_all_that_it_has_started_are_one_and_shared_memory_counts_
     process(tmp_path, 2, "3 9 ", seconds=2, own_kib=20, shared_kib=0)
     process(tmp_path, 3, "", seconds=4, own_kib=40, shared_kib=200)
     process(tmp_path, 4, "", seconds=100, own_kib=1, shared_kib=1000)
-    assert family_use(1, tmp_path) == FamilyUse(7.0, (70 + 300) << 10)
+    assert family_use(1, tmp_path) == FamilyUse(7.0, (70 + 300) << 10, {1: 11, 2: 12, 3: 13, 9: 0})
 
 
 def test_a_process_whose_name_is_no_text_counts_like_any_other(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_a_process_whose_name_is_no_text_counts_like_any_other(tmp_path: Path) -
     for name in ("stat", "status"):
         file = tmp_path / "1" / name
         file.write_bytes(file.read_bytes().replace(b"python", b"\xff\xfe"))
-    assert family_use(1, tmp_path) == FamilyUse(3.0, 10 << 10)
+    assert family_use(1, tmp_path) == FamilyUse(3.0, 10 << 10, {1: 11})
     state = process_state(1, tmp_path)
     assert state
     assert state.cpu_s == 3.0
@@ -48,10 +49,22 @@ def test_this_process_uses_some_memory() -> None:
     assert 1 << 20 < use.memory_bytes < 1 << 40
 
 
-def test_a_line_says_the_cores_since_the_last_one_and_the_memory_now() -> None:
-    line = line_of(FamilyUse(10.0, 5), FamilyUse(25.0, 7), 10.0)
-    assert line == {"kind": "host", "cores": 1.5, "memory_bytes": 7}
-    assert line_of(FamilyUse(10.0, 5), FamilyUse(3.0, 7), 10.0)["cores"] == 0, "processes that nobody waited for"
+def test_a_line_says_the_cores_and_the_disk_since_the_last_one_and_the_memory_now() -> None:
+    before, after = FamilyUse(10.0, 5, {1: 100, 2: 900}), FamilyUse(25.0, 7, {1: 500, 3: 600})
+    assert line_of(before, after, 10.0, 40.4) == {
+        "kind": "host", "cores": 1.5, "memory_bytes": 7, "disk_bytes_per_s": 100, "network_bytes_per_s": 40
+    }  # fmt: skip
+    assert line_of(before, FamilyUse(3.0, 7), 10.0, 0.0)["cores"] == 0, "processes that nobody waited for"
+
+
+def test_the_network_is_that_of_all_interfaces_but_the_loopback(tmp_path: Path) -> None:
+    (tmp_path / "self/net").mkdir(parents=True)
+    row = "0 " * 7
+    (tmp_path / "self/net/dev").write_text(
+        f"Inter-| Receive\n face |bytes\n    lo: 9 {row} 9 {row}\n  eth0: 10 {row} 5 {row}\n  eth1:1 {row} 2 {row}\n"
+    )
+    assert network_bytes(tmp_path) == 18
+    assert network_bytes() >= 0
 
 
 def lines_of(monkeypatch: pytest.MonkeyPatch, count: int) -> list[Any]:

@@ -50,10 +50,11 @@ def test_metrics_of_all_nodes_are_openmetrics() -> None:
     assert f"everstep_rank_waiting_ratio{rank} 0.25\n" in text
 
 
-def test_a_nodes_cpu_and_memory_are_those_of_its_newest_line() -> None:
+def test_what_a_node_uses_is_what_its_newest_line_says() -> None:
     metrics = Metrics()
     for cores, memory_bytes in ((1.0, 5), (2.5, 7)):
-        host = {"kind": "host", "cores": cores, "memory_bytes": memory_bytes}
+        host = {"kind": "host", "cores": cores, "memory_bytes": memory_bytes, "disk_bytes_per_s": 8,
+                "network_bytes_per_s": 9}  # fmt: skip
         metrics.on_heartbeat(Heartbeat("a", 1, telemetry=(host,)), 0.0)
         metrics.on_heartbeat(Heartbeat("gone", 1, telemetry=(host,)), 0.0)
     here = NodeState("a", "worker", 0, 0, "h", 0.0, phase=NodePhase.RUNNING)
@@ -62,6 +63,8 @@ def test_a_nodes_cpu_and_memory_are_those_of_its_newest_line() -> None:
     text = metrics.text(state, JobSpec("j", {"worker": RoleSpec(2, 1)}, hosts=""), {}).decode()
     assert 'everstep_node_cpu_cores{node="a",role="worker",host="h"} 2.5\n' in text
     assert 'everstep_node_memory_bytes{node="a",role="worker",host="h"} 7\n' in text
+    assert 'everstep_node_disk_bytes_per_second{node="a",role="worker",host="h"} 8\n' in text
+    assert 'everstep_node_network_bytes_per_second{node="a",role="worker",host="h"} 9\n' in text
     assert 'cpu_cores{node="gone"' not in text
     assert 'memory_bytes{node="gone"' not in text
 

@@ -1,4 +1,4 @@
-"""What the report says of the CPU and memory of nodes."""
+"""What the report says of the CPU, memory, disk and network of nodes."""
 
 import random
 
@@ -10,20 +10,32 @@ from everstep.runtime.report.summary import summary
 
 
 def line(node: str, cores: float, memory_bytes: int, time: float = 1.0) -> dict[str, object]:
-    return {"v": 1, "time": time, "node": node, "kind": "host", "cores": cores, "memory_bytes": memory_bytes}
+    return {
+        "v": 1, "time": time, "node": node, "kind": "host", "cores": cores, "memory_bytes": memory_bytes,
+        "disk_bytes_per_s": memory_bytes, "network_bytes_per_s": 3 * memory_bytes,
+    }  # fmt: skip
 
 
 def test_a_nodes_mean_of_cores_and_most_memory_are_told_and_damaged_lines_skipped() -> None:
     damaged = [line("a", "many", 1), line("a", True, 1), line("a", 1.0, -1), line("a", 10**400, 1)]  # type: ignore[arg-type]
     run = Run("made", jobs={"train": history([], [line("a", 1.0, 5_000_000), line("a", 3.0, 4_000_000), *damaged])})
     page = render(run, 10.0)
-    assert "<h2>CPU and memory</h2>" in page
-    assert '<td>a</td><td class="num">2.00</td><td class="num">5 MB</td>' in page
-    assert summary(run, 10.0)["jobs"][0]["hosts"] == {"a": {"cores": 2.0, "memory_bytes": 5e6, "readings": 2}}
+    assert "<h2>CPU, memory, disk and network</h2>" in page
+    cells = "".join(f'<td class="num">{cell}</td>' for cell in ("2.00", "5 MB", "4.5 MB/s", "13.5 MB/s"))
+    assert f"<td>a</td>{cells}" in page
+    assert summary(run, 10.0)["jobs"][0]["hosts"] == {
+        "a": {
+            "cores": 2.0,
+            "memory_bytes": 5e6,
+            "disk_bytes_per_s": 4.5e6,
+            "network_bytes_per_s": 13.5e6,
+            "readings": 2,
+        }
+    }
 
 
 def test_without_such_lines_nothing_is_said_and_of_many_nodes_the_largest_are_shown() -> None:
-    assert "CPU and memory" not in render(Run("made", jobs={"train": history([], [])}), 10.0)
+    assert "CPU, memory" not in render(Run("made", jobs={"train": history([], [])}), 10.0)
     lines = [line(f"n-{number}", 1.0, number * 1_000_000) for number in range(1, 61)]
     page = render(Run("made", jobs={"train": history([], lines)}), 10.0)
     assert "<td>n-60</td>" in page
@@ -42,6 +54,7 @@ def test_old_lines_thinned_say_the_same_and_crowd_no_other_kind_out() -> None:
     assert less["n-0"].readings == whole["n-0"].readings + 1
     for name in sorted(whole.keys() - {"n-0"}):
         assert less[name].cores == pytest.approx(whole[name].cores)
+        assert less[name].network_bytes_per_s == pytest.approx(whole[name].network_bytes_per_s)
         assert (less[name].memory_bytes, less[name].readings) == (whole[name].memory_bytes, whole[name].readings)
     devices: list[dict[str, object]] = [{"kind": "devices", "node": "a"}] * (2 * OTHER_LINES)
     assert lines[0] in thin_lines([lines[0], *devices])  # type: ignore[list-item]
