@@ -6,6 +6,7 @@ through its Workflow. If pods of its steps sit on a dead machine, the status say
 
 import argparse
 import json
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Status:
     """Conditions, restarts, nodes and checkpoint of a job."""
 
     job: Annotated[str, Flag(metavar="RUN[/STEP]", is_positional=True)]
-    """A run, and its train step if it has several."""
+    """A run, and its train step if it has several; or what a store has of a job: STORE/jobs/JOB, also s3://..."""
     output: Annotated[Literal["text", "json"], Flag("-o")] = "text"
     """For people, or programs."""
     watch: bool = False
@@ -41,7 +42,10 @@ class Status:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     add_action(parser, Status, run)
-    parser.epilog = "examples: everstep status llama-finetune-x7k2 -o json; everstep status RUN -n ml"
+    parser.epilog = (
+        "examples: everstep status llama-finetune-x7k2 -o json; everstep status RUN -n ml; "
+        "everstep status s3://bucket/prefix/jobs/JOB --watch"
+    )
 
 
 def run(flags: Status) -> int:
@@ -62,6 +66,9 @@ def read(runs: Path, name: str) -> dict[str, Any]:
     """The status of a job (`everstep.runtime.job.status`), with its name. Raises BadInput."""
     from everstep.runtime.job.status import job_status
 
+    if stored := re.fullmatch(r"(.+)/jobs/([^/]+)/?", name):
+        _, state = read_started(stored[1], stored[2], name)
+        return {"job": stored[2], **job_status(state)}
     job = find(runs, name)
     workflow = json.loads((runs / name.partition("/")[0] / "workflow.json").read_text())
     finished_at = "" if job.state.ended else workflow.get("status", {}).get("finishedAt") or ""

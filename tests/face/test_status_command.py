@@ -51,6 +51,14 @@ def status_of(runs: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+def test_a_job_without_a_run_is_found_in_its_store(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = runs.parent / "store"
+    assert main(["status", f"{store}/jobs/u-train"]) == 0
+    assert capsys.readouterr().out == status_of(runs, capsys)
+    assert main(["status", f"{store}/jobs/other"]) == 2
+    assert capsys.readouterr().err == f"everstep status: {store}/jobs/other: its training has not started\n"
+
+
 @pytest.mark.parametrize("name", ["r2", "r1/evaluate"])
 def test_an_unknown_run_or_step_is_one_line_and_exit_code_2(
     runs: Path, name: str, capsys: pytest.CaptureFixture[str]

@@ -146,6 +146,8 @@ def test_a_training_is_watched_while_a_worker_is_killed_then_scaled_and_stopped(
             killed = pipeline.workers()[1]
             await asyncio.to_thread(kill, killed)
             await tab.until("document.querySelector('.events .fault')?.innerText.includes('signal 9')")
+            cause = "document.querySelector('.events .fault details p')?.textContent"
+            await tab.until(f"{cause}.includes('ended (signal 9)')")
             await tab.until("document.querySelector('.events .round').innerText.includes('round 2')")
             await tab.until("document.querySelectorAll('.rank .meter').length === 2")
             await tab.value("document.querySelector('button[aria-label=\"one node less\"]').click()")

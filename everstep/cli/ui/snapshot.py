@@ -181,9 +181,11 @@ def _events(history: History) -> Iterator[dict[str, Any]]:
         yield {
             "time": restart.time, "kind": "fault" if restart.node else "change",
             "text": f"{restart.what}: {restart.reason}",
-            "more": f"{restart.decision}; {cost}{lost_text}", "error": restart.error, "number": number,
-            "node": restart.node,
+            "more": f"{restart.decision}; {cost}{lost_text}", "cause": restart.cause, "error": restart.error,
+            "number": number, "node": restart.node,
         }  # fmt: skip
+    for time, detail in history.slow:
+        yield {"time": time, "kind": "slow", "text": detail, "more": ""}
     for round_ in history.rounds:
         count = len(round_.nodes)
         source = "from the beginning" if round_.restored is None else f"from iteration {round_.restored}"

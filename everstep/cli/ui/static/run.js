@@ -147,6 +147,7 @@ export class RunView {
   renderEvents(job) {
     const rows = job.events.map((event) => h("li", { class: event.kind },
       h("i", {}), h("div", {}, h("span", {}, event.text), event.more && h("small", {}, event.more),
+        event.cause && h("details", {}, h("summary", {}, "first cause"), h("p", {}, event.cause)),
         event.error && h("details", {}, h("summary", {}, "last words"), h("pre", {}, event.error))), since(event.time)));
     return [h("h2", {}, "What happened"), job.error && h("details", {}, h("summary", {}, "traceback of the first failing rank"), h("pre", {}, job.error)),
       rows.length ? h("ol", { class: "scroll", tabindex: 0 }, rows) : h("p", { class: "soft" }, "Nothing yet.")];
