@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from everstep.cli.ask_pods import ask_pods, running_pods
-from everstep.cli.find_job import find_on_cluster, store_of
+from everstep.cli.find_job import ClusterJob, find_on_cluster, store_of
 from everstep.cli.stacks import workers_of
 from everstep.cli.status import CLEAR
 from everstep.errors import BadInput
@@ -40,7 +40,7 @@ class Top:
     times: int = 0
     """Number of readings; 0: until the job ends."""
     timeline: Path | None = None
-    """Write each rank's newest iterations there as a Chrome trace (for ui.perfetto.dev), and exit."""
+    """Write each rank's newest iterations there (-: to stdout) as a Chrome trace (for ui.perfetto.dev), and exit."""
     profile: Path | None = None
     """Have torch's profiler record each rank's next three iterations (operators, and a GPU's kernels), write a Chrome
     trace of each there, and exit."""
@@ -65,6 +65,8 @@ def run(flags: Top) -> int:
     if not 2 <= flags.every <= 3600 or flags.times < 0:
         raise BadInput(f"--every {flags.every:g} --times {flags.times}: give 2 to 3600 seconds, and a number from 0 on")
     if flags.namespace:
+        if flags.timeline is not None:
+            return _write_timeline_of_pods(flags, flags.timeline)
         windows = _windows_on_cluster(flags)
     else:
         workers = workers_of(flags.runs, flags.job)
@@ -113,20 +115,12 @@ def _windows_here(flags: Top, workers: "list[LocalWorker]") -> "Iterator[tuple[s
 def _windows_on_cluster(flags: Top) -> "Iterator[tuple[str, Window]]":
     """The same of all pods of the run's job, until none runs. Raises BadInput."""
     from everstep.cli.top_table import join_windows
-    from everstep.runtime.submission.route import ApiError
 
-    for flag, path in (("--timeline", flags.timeline), ("--profile", flags.profile)):
-        if path is not None:
-            raise BadInput(f"{flag} {path} is of the ranks on this machine; leave --namespace out")
-    if not flags.job:
-        raise BadInput(f"--namespace {flags.namespace}: name the run")
+    if flags.profile is not None:
+        raise BadInput(f"--profile {flags.profile} is of the ranks on this machine; leave --namespace out")
     has_told = False
     while True:
-        try:
-            job = find_on_cluster(flags.namespace, flags.job)
-            pods = running_pods(job)
-        except ApiError as error:
-            raise BadInput(f"{flags.job}: {error}") from None
+        job, pods = _pods_of(flags)
         if has_told and not pods:
             return
         words = ["top", job.job, "-o", "json", "--times", "1", "--every", f"{flags.every:g}"]
@@ -140,11 +134,42 @@ def _windows_on_cluster(flags: Top) -> "Iterator[tuple[str, Window]]":
         has_told = True
 
 
+def _pods_of(flags: Top) -> tuple[ClusterJob, list[dict[str, Any]]]:
+    """The run's job on the cluster, and its pods that run. Raises BadInput."""
+    from everstep.runtime.submission.route import ApiError
+
+    if not flags.job:
+        raise BadInput(f"--namespace {flags.namespace}: name the run")
+    try:
+        job = find_on_cluster(flags.namespace, flags.job)
+        return job, running_pods(job)
+    except ApiError as error:
+        raise BadInput(f"{flags.job}: {error}") from None
+
+
 def _write_timeline(workers: "list[LocalWorker]", path: Path) -> int:
     from everstep.runtime.watch.timeline import chrome_trace
 
+    return _write(chrome_trace([(worker.node, worker.board) for worker in workers]), path)
+
+
+def _write_timeline_of_pods(flags: Top, path: Path) -> int:
+    """One file of all pods. Raises BadInput."""
+    from everstep.runtime.watch.timeline import join_traces
+
+    job, pods = _pods_of(flags)
+    traces = [trace for trace in ask_pods(job, pods, ["top", job.job, "--timeline", "-"], _POD_S) if trace.strip()]
+    if not traces:
+        raise BadInput(f"{flags.job}: no pod of it has sent its iterations" + ("" if pods else ": none runs"))
+    return _write(join_traces(traces), path)
+
+
+def _write(trace: str, path: Path) -> int:
+    if str(path) == "-":
+        print(trace)
+        return 0
     try:
-        path.write_text(chrome_trace([(worker.node, worker.board) for worker in workers]))
+        path.write_text(trace)
     except OSError as error:
         raise BadInput(f"--timeline {path}: {error.strerror}") from None
     print(f"{path}: open it in ui.perfetto.dev", file=sys.stderr)

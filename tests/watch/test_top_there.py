@@ -1,6 +1,7 @@
 """`everstep top RUN -n NAMESPACE` shows the ranks of all pods of a job together; a small server speaks the API."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +15,15 @@ from everstep.cli.top_table import RankRow, Window
 from everstep.runtime.platform.kubernetes import Owner
 from everstep.runtime.platform.kubernetes.pods import JOB, NODE, digest
 from everstep.runtime.platform.kubernetes.sizes import sizes_config_map
+from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.slow_ranks import Pace
+from everstep.runtime.watch.timeline import chrome_trace
 from tests.platform.pod_api import PodApi
 from tests.submission.conftest import kube_config
 
 TOP = ["top", "run", "-n", "ml", "--every", "2"]
+PODS = ["python", "-m", "everstep", "top", "u-1-train"]
+"""What begins the command in a pod."""
 
 
 @contextmanager
@@ -72,7 +77,7 @@ def test_the_ranks_of_all_pods_are_one_table(server: PodApi, capsys: pytest.Capt
     assert (first.split()[:2], second.split()[:2]) == (["0", "worker-0-0"], ["1", "worker-1-0"])
     assert "rank 1" in slow
     assert event.startswith("last event: ")
-    words = ["python", "-m", "everstep", "top", "u-1-train", "-o", "json", "--times", "1", "--every", "2"]
+    words = [*PODS, "-o", "json", "--times", "1", "--every", "2"]
     assert sorted(server.executed) == [("pod-0", "agent", words), ("pod-1", "agent", words)]
 
 
@@ -104,13 +109,29 @@ def test_a_pod_without_an_answer_is_said_and_the_end_of_all_pods_is_the_end(
     assert "it has no worker" in printed.err
 
 
+def test_the_timeline_of_all_pods_is_one_file(server: PodApi, tmp_path: Path) -> None:
+    boards = [Board(40 + rank, rank, 2, 0, 1, iteration=2, changed_at=9.0, recent=(0.0, 0.5, 0.5)) for rank in (0, 1)]
+    answers = iter(chrome_trace([(f"worker-{board.rank}-0", board)]).encode() for board in boards)
+    server.execute = lambda _: (next(answers), "")
+    assert main([*TOP, "--timeline", str(tmp_path / "t.json")]) == 0
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    nodes = {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+    assert set(nodes) == {"worker-0-0", "worker-1-0"}
+    assert {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"} == {
+        (nodes["worker-0-0"], 0), (nodes["worker-1-0"], 1)
+    }  # fmt: skip
+    assert len(set(nodes.values())) == 2
+    assert all(words == [*PODS, "--timeline", "-"] for _, _, words in server.executed)
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
         ([*TOP], "run: no pod of it has said what its ranks do"),
         (["top", "-n", "ml"], "--namespace ml: name the run"),
         (["top", "run/check", "-n", "ml"], "give RUN/STEP with one of its training steps: train"),
-        ([*TOP, "--timeline", "t.json"], "--timeline t.json is of the ranks on this machine; leave --namespace out"),
+        ([*TOP, "--timeline", "t.json"], "run: no pod of it has sent its iterations"),
+        (["top", "-n", "ml", "--timeline", "t.json"], "--namespace ml: name the run"),
         ([*TOP, "--profile", "to"], "--profile to is of the ranks on this machine; leave --namespace out"),
     ],
 )
