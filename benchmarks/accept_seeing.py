@@ -28,6 +28,7 @@ CASES = {
         "tests/watch/test_hang_culprit.py::different shape",
     ],
     "a dead data loader worker": [f"{PLANTED}::dead"],
+    "a data loader worker that is stopped, or blocked": [f"{PLANTED}::loader worker that"],
     "swapped-out memory": [f"{PLANTED}::swapped", f"{SLOW}::memory"],
     "a slow disk": [f"{PLANTED}::slow disk", f"{SLOW}::disk"],
     "one slow rank (x 3)": ["tests/watch/test_slow_rank.py::three_times"],
@@ -41,9 +42,10 @@ CASES = {
     "a hang in a restore": ["tests/watch/test_planted_hangs.py::restore_is_named"],
     "no alarm: an evaluation that is only long": [f"{QUIET}::evaluation"],
     "no alarm: a save that is only long": [f"{QUIET}::save"],
+    "no alarm: a store that is only slow": ["tests/watch/test_planted_hangs.py::only_slow"],
     "no alarm: a start and an export that are only long": [f"{QUIET}::export", f"{QUIET}::start"],
 }
-"""The twenty planted cases, each in real processes, and the tests that plant it."""
+"""The twenty planted cases and two more, each in real processes, and the tests that plant it."""
 NAMED = Limit(NAMED_S, 30.0, "named {} s after its threshold")
 """The threshold of a hang: the time limit (4 s there) after it was planted; in the check half of the check's time. Of
 shapes that differ: when they were planted. Of a slow rank or link: one window of 10 s after it was planted."""
@@ -80,6 +82,10 @@ PROVEN = {
     "slow ranks: named from how long each waits for the others, with its slow part": [
         "tests/watch/test_slow_ranks.py",
         SLOW,
+    ],
+    "slow ranks: CPU, memory, disk and network of each node in telemetry": [
+        "tests/agent/test_host_watch.py",
+        "tests/report/test_host_use.py",
     ],
     "slow ranks: an hour of ranks that are alike names one with a probability of at most 0.001": [
         "tests/watch/test_slow_by_chance.py"

@@ -22,8 +22,13 @@ class LocalWorker(NamedTuple):
 
 
 def local_workers(folder: Path = SHARED_MEMORY) -> list[LocalWorker]:
-    """The live workers that this user may see, by job and rank. Boards of workers that have ended do not count."""
-    return sorted(_workers(folder), key=lambda worker: (worker.board.job, worker.board.rank))
+    """The live workers that this user may see, by job and rank, each rank once.
+
+    Boards of workers that have ended do not count, nor does a worker of an earlier round that has not ended yet where
+    another one has its rank, such as one that is stopped.
+    """
+    in_order = sorted(_workers(folder), key=lambda worker: (worker.board.job, worker.board.rank, worker.board.round))
+    return list({(worker.board.job, worker.board.rank): worker for worker in in_order}.values())
 
 
 def _workers(folder: Path) -> Iterator[LocalWorker]:

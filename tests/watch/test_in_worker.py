@@ -156,3 +156,13 @@ def test_boards_of_processes_that_have_ended_do_not_count(tmp_path: Path) -> Non
         BoardWriter(str(folder / "board-0"), Board(pid, number, 2, 0, 1, "demo"))
     (worker,) = local_workers(tmp_path)
     assert (worker.node, worker.board.rank) == ("worker-0-1", 1)
+
+
+def test_of_two_workers_with_one_rank_the_later_rounds_counts(tmp_path: Path) -> None:
+    for node, rank, round_ in ((0, 0, 2), (1, 1, 1), (2, 1, 2)):
+        folder = tmp_path / f".everstep-0123456789ab-worker-{node}-0-x1y2z3__"
+        folder.mkdir()
+        BoardWriter(str(folder / "board-0"), Board(os.getpid(), rank, 2, 0, round_, "demo"))
+    assert [(worker.node, worker.board.round) for worker in local_workers(tmp_path)] == [
+        ("worker-0-0", 2), ("worker-2-0", 2)
+    ]  # fmt: skip
