@@ -118,6 +118,7 @@ class Cause(StrEnum):
     """It waits for its data loader's processes."""
     COMPUTES = "computes"
     NEVER_ENTERED = "never entered"
+    UNSEEN = "unseen"
     NETWORK = "network"
     BEHIND = "behind"
     NOBODY = "nobody"
@@ -147,12 +148,14 @@ def judge(standings: Sequence[Standing]) -> Verdict:
     """Who keeps the others waiting. The order of the standings does not matter.
 
     First what the kernel says of a process; then who is missing in the collective that others wait in; then who is in a
-    different one; then, if all are in the same one, the network.
+    different one; then, if all are in the same one, whose standing is not known, or else the network.
     """
     if not standings:
         return Verdict(Cause.NOBODY, (), "where its ranks stand is not known")
     by_rank = sorted(standings, key=lambda standing: standing.rank)
-    rules = (_find_stopped, _find_absent, _find_missing, _find_mismatch, _find_stalled_network, _find_behind)
+    rules = (
+        _find_stopped, _find_absent, _find_missing, _find_mismatch, _find_unseen, _find_stalled_network, _find_behind,
+    )  # fmt: skip
     for rule in rules:
         if (verdict := rule(by_rank)) is not None:
             return verdict
@@ -258,6 +261,26 @@ def _find_mismatch(by_rank: Sequence[Standing]) -> Verdict | None:
             )
             return _verdict(cause, odd, by_rank, what, verb="")
     return None
+
+
+def _find_unseen(by_rank: Sequence[Standing]) -> Verdict | None:
+    """Ranks for which the others may wait, and of which nothing is known: their machine does not answer, or was not
+    asked."""
+    world, first = max(standing.world_size for standing in by_rank), by_rank[0]
+    unseen = tuple(sorted(set(range(world)) - {standing.rank for standing in by_rank}))
+    stand = {(standing.entered, standing.waits, standing.phase == GROUP_PHASE) for standing in by_rank}
+    if not unseen or len(stand) > 1:
+        return None
+    if first.waits:
+        what = f"{_operation(first)} #{first.entered}"
+    elif first.phase == GROUP_PHASE:
+        what = "the making of a process group"
+    else:
+        return None
+    seen = "the only rank" if len(by_rank) == 1 else f"all {len(by_rank)} ranks"
+    waits = "waits" if len(by_rank) == 1 else "wait"
+    who = f"rank {unseen[0]} of {world} was" if len(unseen) == 1 else f"ranks {fold_ranks(unseen)} of {world} were"
+    return Verdict(Cause.UNSEEN, unseen, f"{seen} that could be looked at {waits} in {what}; {who} not")
 
 
 def _find_stalled_network(by_rank: Sequence[Standing]) -> Verdict | None:

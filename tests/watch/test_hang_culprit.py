@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from everstep.runtime.watch.board_fields import GROUP_PHASE
 from everstep.runtime.watch.hang_culprit import Cause, ProcessState, Standing, judge
 
 
@@ -77,6 +78,27 @@ def test_if_all_are_in_the_same_collective_it_is_the_network() -> None:
     assert "all 4 ranks are in all_reduce #412 and none is missing" in verdict.sentence
 
 
+@pytest.mark.parametrize(
+    ("seen", "ranks", "sentence"),
+    [
+        (OTHERS, (3,), "all 3 ranks that could be looked at wait in all_reduce #412; rank 3 of 4 was not"),
+        ([waits(1)], (0, 2, 3),
+         "the only rank that could be looked at waits in all_reduce #412; ranks 0,2-3 of 4 were not"),
+        ([Standing(rank, 4, phase=GROUP_PHASE) for rank in (0, 1)], (2, 3),
+         "all 2 ranks that could be looked at wait in the making of a process group; ranks 2-3 of 4 were not"),
+    ],
+)  # fmt: skip
+def test_if_all_that_are_known_wait_it_may_be_one_that_is_not_known(
+    seen: list[Standing], ranks: tuple[int, ...], sentence: str
+) -> None:
+    verdict = judge(seen)
+    assert (verdict.cause, verdict.ranks, verdict.sentence) == (Cause.UNSEEN, ranks, sentence)
+
+
+def test_a_rank_that_is_known_to_be_missing_is_named_although_others_are_not_known() -> None:
+    assert judge([waits(0), absent(3)]).ranks == (3,)
+
+
 def test_ranks_that_wait_for_nobody_are_not_blamed() -> None:
     verdict = judge([absent(rank) for rank in range(4)])
     assert (verdict.cause, verdict.ranks) == (Cause.NOBODY, ())
@@ -116,4 +138,4 @@ def test_the_verdict_does_not_depend_on_the_order_and_names_ranks_that_exist(
     chance.shuffle(mixed)
     verdict = judge(standings)
     assert judge(mixed) == verdict
-    assert set(verdict.ranks) <= {standing.rank for standing in standings}
+    assert verdict.cause is Cause.UNSEEN or set(verdict.ranks) <= {standing.rank for standing in standings}
