@@ -17,10 +17,10 @@ from everstep.runtime.job.spec import START_TIMEOUT_S, Hang, JobSpec
 from everstep.runtime.job.state import State, round_number
 from everstep.runtime.job.suspicion import REACH_S, Accusations
 from everstep.runtime.protocol.messages import Heartbeat
-from everstep.runtime.watch.board_fields import EVALUATION, EXPORT, FETCH, FLUSH, SAVE
+from everstep.runtime.watch.board_fields import EVALUATION, EXPORT, FETCH, FLUSH, MEMORY, SAVE
 from everstep.runtime.watch.hang_culprit import Standing
 
-LONG_PHASES = frozenset({EVALUATION, "eval", "validation", SAVE, EXPORT, FETCH, FLUSH})
+LONG_PHASES = frozenset({EVALUATION, "eval", "validation", SAVE, EXPORT, FETCH, MEMORY, FLUSH})
 """Phases that may take long without a sign of progress, as scripts name them, or as they are seen from outside."""
 PACES = 10
 """This many median iterations may pass before a node counts as standing still, if that is more than the time limit."""

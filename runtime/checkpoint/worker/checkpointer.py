@@ -48,7 +48,7 @@ from everstep.runtime.protocol.worker_link import (
 )
 from everstep.runtime.store import open_store
 from everstep.runtime.watch import in_worker
-from everstep.runtime.watch.board_fields import FETCH
+from everstep.runtime.watch.board_fields import FETCH, MEMORY
 
 
 class RankState(dict[str, Any]):
@@ -293,7 +293,8 @@ class Checkpointer:
             self._announce(tree, text)
             self._link.tell(Acquire(iteration))
         assert self._segment is not None
-        reply = self._link.read_answer(Slot)
+        with in_worker.doing(MEMORY):
+            reply = self._link.read_answer(Slot)
         slot, self._waited_s = reply.slot, reply.waited_s
         buffer = self._segment.slot(slot)
         stage = Staged(slot, iteration, self._stager.layout.size, persist, self._interval.why)
