@@ -1,7 +1,7 @@
 """The newest iterations of every rank as a Chrome trace, for chrome://tracing and ui.perfetto.dev. Pure.
 
-Format: "Trace Event Format", complete events (`ph: X`), times in microseconds. A rank's newest iteration ends at its
-newest sign of progress; earlier ones lie before it without gaps, so what a script does between them is not shown.
+Format: "Trace Event Format", complete events (`ph: X`), times in microseconds. Iterations lie before the newest one
+without gaps, so what a script does between them is not shown.
 """
 
 import json
@@ -41,7 +41,7 @@ def order_events(board: Board) -> list[tuple[int, float]]:
 
 
 def _iterations(process: int, board: Board) -> Iterator[dict[str, Any]]:
-    end = board.changed_at
+    end = board.ended_at
     for number, seconds in order_events(board):
         yield {
             "ph": "X", "name": f"iteration {number}", "cat": "iteration", "pid": process, "tid": board.rank,

@@ -15,6 +15,7 @@ def board_after(path: Path, iterations: int) -> Board:
     writer = BoardWriter(str(path), Board(1, 3, 4, 0, 2))
     for number in range(1, iterations + 1):
         writer.finish_iteration(float(number), 1000.0 + number)
+    writer.set_phase("evaluation", 5000.0)
     board = read_board(path)
     assert board is not None
     return board
@@ -40,7 +41,9 @@ def test_the_first_iterations_time_is_not_known_nor_that_of_the_first_after_an_e
     assert len(shown[2 * RECENT + 4]) == RECENT
 
 
-def test_iterations_of_a_rank_follow_each_other_until_its_newest_sign_of_progress(tmp_path: Path) -> None:
+def test_iterations_follow_each_other_until_the_newest_ones_end_whatever_the_rank_does_since(
+    tmp_path: Path,
+) -> None:
     trace = json.loads(chrome_trace([("worker-1-0", board_after(tmp_path / "board", 3))]))
     events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
     assert [(event["name"], event["ts"], event["dur"]) for event in events] == [

@@ -110,7 +110,7 @@ def test_a_pod_without_an_answer_is_said_and_the_end_of_all_pods_is_the_end(
 
 
 def test_the_timeline_of_all_pods_is_one_file(server: PodApi, tmp_path: Path) -> None:
-    boards = [Board(40 + rank, rank, 2, 0, 1, iteration=2, changed_at=9.0, recent=(0.0, 0.5, 0.5)) for rank in (0, 1)]
+    boards = [Board(40 + rank, rank, 2, 0, 1, iteration=2, ended_at=9.0, recent=(0.0, 0.5, 0.5)) for rank in (0, 1)]
     answers = iter(chrome_trace([(f"worker-{board.rank}-0", board)]).encode() for board in boards)
     server.execute = lambda _: (next(answers), "")
     assert main([*TOP, "--timeline", str(tmp_path / "t.json")]) == 0
