@@ -48,6 +48,8 @@ class Liveness:
         """Nodes that have reported to be in the running round."""
         self._still: set[str] = set()
         """Nodes that stand still after progress."""
+        self._limits: dict[str, float] = {}
+        """After how many seconds each node counts as standing still, as of its last heartbeat."""
         self._unmoved: set[str] = set()
         """Nodes without progress since their workers were started. Counts only if the role has a beacon."""
         self._with_beacon: set[str] = set()
@@ -91,6 +93,7 @@ class Liveness:
     def _forget_movements(self) -> None:
         for names in (self._still, self._unmoved, self._moving, self._working, self._blocked, self._awaiting):
             names.clear()
+        self._limits.clear()
         self.slow_nodes.clear()
 
     def is_late(self, beat: Heartbeat) -> bool:
@@ -120,6 +123,7 @@ class Liveness:
             self._with_beacon.add(node.role)
         if beat.survives:
             self._surviving.add(node.role)
+        self._limits[beat.node] = hang_limit_s(beat, self._spec.hang)
         still = stands_still(beat, self._spec)
         for names, within in (
             (self._still, still and beat.moved),
@@ -194,6 +198,13 @@ class Liveness:
         if late and len(self._seated) < sum(state.members.values()):
             still = still | {node.name for node in _training_nodes(state) if node.name not in self._seated}
         return self._includes_all_running(still, state) and not self._includes_all_running(self._working, state)
+
+    def still_s(self, state: State) -> float:
+        """For how long at least all members that still train have stood still, if the job hangs."""
+        if self.all_blocked(state):
+            return self._spec.hang.timeout_s
+        default_s = self._spec.hang.start_timeout_s
+        return max((self._limits.get(node.name, default_s) for node in _training_nodes(state)), default=default_s)
 
     def all_blocked(self, state: State) -> bool:
         """Whether no worker has used CPU or disk for `hang.timeout_s`, before the first progress."""

@@ -152,8 +152,7 @@ def _handle_hang(tx: Transaction) -> None:
     number = round_number(state)
     if state.hang is None:
         if tx.liveness.all_still(state, tx.now):
-            unmoved = not tx.liveness.any_moved
-            still_s = hang.start_timeout_s if unmoved and not tx.liveness.all_blocked(state) else hang.timeout_s
+            still_s, unmoved = tx.liveness.still_s(state), not tx.liveness.any_moved
             tx.record(HangSeen(time=tx.now, round=number, still_s=still_s, unmoved=unmoved))
             tx.liveness.begin_dump()
     elif tx.liveness.any_moving(state):

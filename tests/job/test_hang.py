@@ -194,6 +194,7 @@ def test_slow_iterations_and_phases_have_limits_of_their_own(phase: str, pace_s:
     assert world.state.hang is None
     world.beat("worker-0-0", 5, still_s=limit_s, **signs)
     assert world.state.hang is not None
+    assert world.state.hang.still_s == limit_s
 
 
 def test_ranks_that_compute_and_wait_for_nobody_do_not_hang_unless_another_waits() -> None:
