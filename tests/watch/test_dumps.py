@@ -9,12 +9,15 @@ import msgspec
 import pytest
 from hypothesis import given
 
+from everstep.cli.main import main
 from everstep.cli.stacks import read_dumps
 from everstep.errors import BadInput
 from everstep.runtime.watch import read_stacks as reader
 from everstep.runtime.watch.board import STACK_SIGNAL, stack_file
 from everstep.runtime.watch.dumps import parse_dump, parse_text
-from everstep.runtime.watch.stacks import RankStacks, as_text
+from everstep.runtime.watch.hang_culprit import Standing
+from everstep.runtime.watch.looks import Look, render
+from everstep.runtime.watch.stacks import Frame, RankStacks, Thread, as_text
 from tests.watch.sampled import STACKS
 
 PY_SPY = """Process 30467: python train.py
@@ -68,6 +71,22 @@ def test_stacks_survive_json(tmp_path: Path) -> None:
     (stacks,) = parse_dump("rank-3.txt", PY_SPY)
     (tmp_path / "any.json").write_bytes(msgspec.json.encode([stacks]))
     assert [look.stacks for look in read_dumps(tmp_path)] == [stacks]
+
+
+def test_what_each_machine_has_said_names_the_rank_that_the_others_wait_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = Standing(0, 2, entered=7, completed=6, collective="all_reduce [3]", counted_ago_s=0.1)
+    absent = Standing(1, 2, entered=6, completed=6, place="load (data.py:88)", counted_ago_s=0.1)
+    for name, standing in (("a.json", waits), ("b.json", absent)):
+        looks = [Look(RankStacks(standing.rank, (Thread("MainThread", (Frame("main", "train.py", 3),)),)), standing)]
+        (tmp_path / name).write_text(render(looks, "json", "job"))
+    assert main(["stacks", "--path", str(tmp_path / "a.json")]) == 0
+    assert capsys.readouterr().out.startswith(
+        "the only rank that could be looked at waits in all_reduce #7; rank 1 of 2"
+    )
+    assert main(["stacks", "--path", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("rank 1 of 2 never entered all_reduce #7; it is in load (data.py:88)")
 
 
 STUCK = """
