@@ -115,9 +115,13 @@ def _windows_here(flags: Top, workers: "list[LocalWorker]") -> "Iterator[tuple[s
 def _windows_on_cluster(flags: Top) -> "Iterator[tuple[str, Window]]":
     """The same of all pods of the run's job, until none runs. Raises BadInput."""
     from everstep.cli.top_table import join_windows
+    from everstep.runtime.platform.kubernetes.pods import AGENT_CONTAINER
 
     if flags.profile is not None:
-        raise BadInput(f"--profile {flags.profile} is of the ranks on this machine; leave --namespace out")
+        raise BadInput(
+            f"--profile {flags.profile} is of the ranks on this machine; in a pod of the job: "
+            f"kubectl exec POD -c {AGENT_CONTAINER} -n {flags.namespace} -- python -m everstep top --profile DIR"
+        )
     has_told = False
     while True:
         job, pods = _pods_of(flags)

@@ -132,7 +132,11 @@ def test_the_timeline_of_all_pods_is_one_file(server: PodApi, tmp_path: Path) ->
         (["top", "run/check", "-n", "ml"], "give RUN/STEP with one of its training steps: train"),
         ([*TOP, "--timeline", "t.json"], "run: no pod of it has sent its iterations"),
         (["top", "-n", "ml", "--timeline", "t.json"], "--namespace ml: name the run"),
-        ([*TOP, "--profile", "to"], "--profile to is of the ranks on this machine; leave --namespace out"),
+        (
+            [*TOP, "--profile", "to"],
+            "--profile to is of the ranks on this machine; in a pod of the job: kubectl exec POD -c agent -n ml -- "
+            "python -m everstep top --profile DIR",
+        ),
     ],
 )
 def test_what_cannot_be_shown_is_one_line(
