@@ -7,7 +7,7 @@ from everstep.runtime.report import history
 from everstep.runtime.watch.slow_ranks import SlowPart
 
 
-def test_a_fault_has_its_first_cause_and_a_slow_rank_is_told_with_what_is_slow() -> None:
+def test_first_causes_slow_ranks_and_earlier_ends_are_told() -> None:
     round_ = Round(1, {"worker": (Member("worker-0-0", "h", "", 1),)}, "", 1, None, "all joined")
     slow = "rank 1 is slow: host: disk: it waits 0.1 s longer for it"
     fault = job.WorkerFaulted(
@@ -20,8 +20,14 @@ def test_a_fault_has_its_first_cause_and_a_slow_rank_is_told_with_what_is_slow()
         fault,
         job.RoundBroken(time=31, round=1, reason=job.Reason.USER_ERROR, detail="", node="worker-0-0"),
     ]
+    records += [
+        job.JobEnded(time=40, result=job.JobResult.STOPPED, reason="a user stopped it", exit_code=0),
+        job.JobReopened(time=50),
+    ]
     shown = {event["kind"]: event for event in events(history(records, []))}
     assert (shown["slow"]["time"], shown["slow"]["text"]) == (20, slow)
     assert (
         "First, rank 0 on worker-0-0 ended (exit code 1) at iteration 3: out of GPU memory." in shown["fault"]["cause"]
     )
+    assert shown["end"]["text"] == "the job stopped at iteration 0, and was started again"
+    assert shown["end"]["more"] == "a user stopped it"

@@ -194,5 +194,8 @@ def _events(history: History) -> Iterator[dict[str, Any]]:
     for time in history.takeovers:
         text = "a new master took the job over"
         yield {"time": time, "kind": "master", "text": text, "more": "its nodes kept training"}
+    for attempt in history.attempts:
+        text = f"the job {attempt.result} at iteration {attempt.iteration}, and was started again"
+        yield {"time": attempt.end, "kind": "end", "text": text, "more": attempt.reason}
     if history.end is not None:
         yield {"time": history.end, "kind": "end", "text": f"the job {history.result}", "more": history.reason}
