@@ -93,12 +93,12 @@ HANGS = {
     "a data loader worker that is stopped": (
         LOADER.replace("WORKER", "os.kill(os.getpid(), signal.SIGSTOP)"),
         r"rank 1 of 2 never entered .* waits for its data loader in planted .*: process \d+ is stopped by a signal "
-        r"\(SIGSTOP\) in Samples.__getitem__ \(train.py:18\)",
+        r"\(SIGSTOP\) in .*Samples.__getitem__ \(train.py:18\)",
     ),
     "a data loader worker that is blocked": (
         LOADER.replace("WORKER", "os.read(os.pipe()[0], 1)"),
         r"rank 1 of 2 never entered .* waits for its data loader in planted .*: process \d+ is blocked in read of a "
-        r"pipe in Samples.__getitem__ \(train.py:18\)",
+        r"pipe in .*Samples.__getitem__ \(train.py:18\)",
     ),
     "swapped-out memory": (PAGED_OUT, r"rank 1 of 2 never entered .*; it reads its memory back from disk, \d+ pages"),
     "a slow disk": (
