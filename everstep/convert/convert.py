@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from everstep.convert.field_reader import ConvertError, Fields, path_text
-from everstep.convert.gang import take_gang
+from everstep.convert.gang import CREATE, Group, read_group, take_gang, what_becomes_of
 from everstep.convert.kinds import KINDS
-from everstep.convert.launcher import Launch, parse_launch, patience_of, step_arguments
+from everstep.convert.launcher import Launch, parse_launch, patience_of, starter_in, step_arguments
 from everstep.convert.nearest import nearest
 from everstep.convert.pods import take_all
 from everstep.convert.source import Pod, Role, SourceJob
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.job.spec_reader import SpecError, spec_of
+from everstep.runtime.protocol.rounds import Framework
 from everstep.runtime.workflow.manifest.yaml_source import Document, ReadError, read_text
 from everstep.steps.train.config import Config
 from everstep.steps.train.script import COMMAND
@@ -29,10 +30,9 @@ _OF_SERVER = {
 """What `kubectl get -o yaml` shows besides."""
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _GROUP = "PodGroup"
-_CREATE, _MADE = "create it as before", "--gang makes one for the job, of --min-nodes nodes"
-"""What becomes of an object beside the job, and of a gang's."""
 _OF_CONTROLLER = "workflows.argoproj.io/"
 """The prefix of what Argo's controller writes and heeds on a Workflow."""
+_INSTEAD = "nearest: a command that is only what it starts, and slots in a job spec"
 _NO_COMMAND = "it has no command, and its image's own is not known here"
 
 
@@ -66,9 +66,9 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     if version not in versions:
         raise fields.wrong(f"{version} is not known for {kind}; known is {' or '.join(versions)}", "apiVersion")
     fields.skip(dict, "status")
-    minimums = [minimum for other in others if (minimum := _group_minimum(other)) is not None]
-    minimum = minimums[0] if len(minimums) == 1 else None
-    job = take_gang(replace(read(fields), metadata=_metadata(fields)), file, fields.notes, minimum)
+    groups = [read_group(other.value) for other in others if _kind(other) == _GROUP]
+    group = groups[0] if len(groups) == 1 else Group()
+    job = take_gang(replace(read(fields), metadata=_metadata(fields)), file, fields.notes, group)
     if not _NAME.fullmatch(job.name):
         raise fields.wrong(
             f"{job.name!r} is not a name for Kubernetes: it takes small letters, digits, - and .", "metadata", "name"
@@ -78,7 +78,7 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
         raise fields.wrong("no image: its runtime's is not known here; name one, or give --image", "spec")
     arguments = _arguments(job, fields, more)
     for other in others:
-        what = _of_group(arguments, minimum) if _kind(other) == _GROUP else _CREATE
+        what = what_becomes_of(other.value, arguments) if _kind(other) == _GROUP else CREATE
         more.append(f"{file}:{other.line(())}: {_title(other)}: left out; {what}")
     unmatched_fields = [
         f"{file}:{fields.line(path)}: {path_text(path)}: no counterpart; nearest: {nearest(path)}"
@@ -130,22 +130,6 @@ def _title(document: Document) -> str:
     metadata = document.value.get("metadata") if isinstance(document.value, dict) else None
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return " ".join(word for word in (_kind(document), str(name or "")) if word) or "a document"
-
-
-def _group_minimum(other: Document) -> int | None:
-    """How many pods a PodGroup admits together; None: it is another object, or does not say."""
-    spec = other.value.get("spec") if _kind(other) == _GROUP else None
-    minimum = spec.get("minMember") if isinstance(spec, dict) else None
-    return minimum if isinstance(minimum, int) and not isinstance(minimum, bool) and minimum > 0 else None
-
-
-def _of_group(arguments: dict[str, Any], minimum: int | None) -> str:
-    """What becomes of a PodGroup beside the job: is the gang of the train step as large?"""
-    if "gang" not in arguments:
-        return _CREATE
-    roles = arguments.get("job_spec", {}).get("replicaSpecs", {}).values()
-    least = sum(role["minReplicas"] for role in roles) or arguments["min_nodes"]
-    return _MADE if least == minimum else f"{_MADE}; its minMember is not carried"
 
 
 def _template(role: Role, image: str) -> dict[str, Any]:
@@ -258,6 +242,9 @@ def _take_commands(
         taken.append(role)
         commands[role.name] = shlex.join(role.pod.command)
         what = "each worker runs its command unchanged" if role.pod.command else _NO_COMMAND
+        starter = starter_in(role.pod.command)
+        if starter and policies.get("frameworkType") != Framework.HOROVOD:
+            what += f", in which `{starter}` starts processes of its own; {_INSTEAD}"
         notes.append(f"{file}: {role.name}: {what}")
     arguments |= {"script": COMMAND, "script_args": shlex.quote(json.dumps(commands, ensure_ascii=False))}
     return taken
@@ -276,6 +263,8 @@ def _take_flags(
         notes.append(f"{file}: the launcher's --{name}={value}: no counterpart; nearest: {nearest_flag}")
     for word in launch.unfilled:
         notes.append(f"{file}: the command's `{word}` is passed as it stands; nearest: its value in --script-args")
+    if launch.output:
+        notes.append(f"{file}: the command's `{launch.output}` is left out; nearest: everstep workflow logs")
     for command in launch.start.others:
         notes.append(f"{file}: the command's `{command}` is left out; nearest: the image, or `env`")
 

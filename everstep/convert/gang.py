@@ -5,7 +5,7 @@ yet to make.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from everstep.convert.field_reader import number_in
@@ -24,14 +24,48 @@ _GANGS = {
     KOORDINATOR_NAME: Gang.KOORDINATOR, KOORDINATOR_MINIMUM: Gang.KOORDINATOR, COSCHEDULING_NAME: Gang.COSCHEDULING,
     KUEUE_QUEUE: Gang.KUEUE, GROUP_NAME: Gang.VOLCANO,
 }  # fmt: skip
+CREATE, _MADE = "create it as before", "--gang makes one for the job, of --min-nodes nodes"
+"""What becomes of an object beside the job, and of a gang's."""
 _QUEUES = (KOORDINATOR_QUEUE, KUEUE_QUEUE)
 
 
-def take_gang(job: SourceJob, file: str, notes: list[str], group_minimum: int | None = None) -> SourceJob:
-    """The job with `--gang`, `--queue` and `--min-nodes` instead of such marks; adds to `notes`.
+@dataclass(frozen=True)
+class Group:
+    """A PodGroup in the same file."""
 
-    `group_minimum`: that of a PodGroup in the same file, if there is one.
-    """
+    minimum: int | None = None
+    """How many pods it admits together; None: it does not say."""
+    queue: str = ""
+    """Volcano's."""
+
+
+def read_group(manifest: Any) -> Group:
+    """Of a PodGroup's manifest, whatever is in it."""
+    spec = _spec_of(manifest)
+    minimum, queue = spec.get("minMember"), spec.get("queue")
+    counts = isinstance(minimum, int) and not isinstance(minimum, bool) and minimum > 0
+    return Group(minimum if counts else None, queue if isinstance(queue, str) else "")
+
+
+def what_becomes_of(manifest: Any, arguments: dict[str, Any]) -> str:
+    """Of a PodGroup beside the job, with the train step's arguments: the step makes one with some of its fields, if it
+    makes any."""
+    if "gang" not in arguments:
+        return CREATE
+    roles = arguments.get("job_spec", {}).get("replicaSpecs", {}).values()
+    least = sum(role["minReplicas"] for role in roles) or arguments["min_nodes"]
+    carried = {"minMember": least, "queue": arguments.get("queue")}
+    left = [str(name) for name, value in _spec_of(manifest).items() if value != carried.get(name)]
+    return f"{_MADE}; not carried: {', '.join(left)}" if left else _MADE
+
+
+def _spec_of(manifest: Any) -> dict[str, Any]:
+    spec = manifest.get("spec") if isinstance(manifest, dict) else None
+    return spec if isinstance(spec, dict) else {}
+
+
+def take_gang(job: SourceJob, file: str, notes: list[str], group: Group = Group()) -> SourceJob:
+    """The job with `--gang`, `--queue` and `--min-nodes` instead of such marks; adds to `notes`."""
     marks: dict[str, str] = {}
     metadata = _without_marks(job.metadata, marks)  # Kueue's queue stands there.
     roles = [_take_marks(role, marks) for role in job.roles]
@@ -41,8 +75,9 @@ def take_gang(job: SourceJob, file: str, notes: list[str], group_minimum: int | 
     arguments: dict[str, Any] = {"gang": str(min(gangs)), **job.arguments}
     if queues := [marks[name] for name in _QUEUES if name in marks]:
         arguments["queue"] = queues[0]
-    if group_minimum is not None:
-        roles = _with_minimum(roles, group_minimum)
+    elif group.queue and arguments["gang"] == Gang.VOLCANO:
+        arguments["queue"] = group.queue
+    roles = _with_minimum(roles, group.minimum)
     if minimum := marks.get(KOORDINATOR_MINIMUM):
         roles = _with_minimum(roles, number_in(minimum))
         notes.append(

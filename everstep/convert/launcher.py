@@ -15,14 +15,19 @@ from everstep.convert.shell import (
     ShellStart,
     fill_in,
     is_assignment,
-    joined_lines,
+    is_plain,
     place_of_text,
     read_start,
-    without_quoted,
+    split_commands,
+    split_output,
 )
 
 _LAUNCHERS = ("torchrun", "dlrover-run")
 _MODULES = ("torch.distributed.run", "torch.distributed.launch", "dlrover.trainer.torch.elastic_run")
+_STARTER = re.compile(
+    rf"(?:^|[\s/;&|(])({'|'.join(map(re.escape, (*_LAUNCHERS, *_MODULES)))}|accelerate launch|deepspeed|horovodrun|"
+    r"mpirun|mpiexec)(?=[ \t\\])"
+)
 _CHECKS = ("network_check", "exclude_straggler", "switchbox_check")
 _MODULE = ("m", "module")
 _NO_PYTHON = "no_python"
@@ -33,7 +38,8 @@ _COUNTS = {
     "min_channels": "min_channels",
 }  # fmt: skip
 _BOX_PAIRS = re.compile(r"\d+:\d+( \d+:\d+)*")
-_SHELL_SYNTAX = re.compile(r"&&|\|\||[;|<>`]|\$\(")
+_BEFORE = ("exec", "env")
+"""Words that a shell's command may begin with, which change nothing in what it starts."""
 _RENDEZVOUS = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port")
 """Flags that say where the nodes meet, which the train step decides."""
 _CONF = "rdzv_conf"
@@ -55,6 +61,8 @@ class Launch:
     """torchrun or dlrover-run starts it, not Python."""
     unfilled: tuple[str, ...] = ()
     """Words of the program that a shell would have filled in, with what is not known here."""
+    output: str = ""
+    """Where the shell leads the launcher's output."""
 
     @property
     def script(self) -> str:
@@ -70,25 +78,25 @@ class Launch:
 
 def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: str = "") -> Launch | None:
     """What a launcher or Python starts; None if the command is something else: a server, a module, a shell script, a
-    script whose arguments only the shell knows.
+    script whose arguments only the shell knows, or for which the shell does more.
 
     `variables` are those that the command finds, such as NODE_NUM. The command begins in `folder`; empty: not
     known.
     """
     words, of_command = [fill_in(word, variables) for word in command], list[str]()
-    start = ShellStart(folder)
-    place = place_of_text(command)
-    if place:
-        *earlier, last = (text.strip() for text in re.split(r"\s&&\s", joined_lines(command[place])))
-        if _SHELL_SYNTAX.search(last) or "\n" in without_quoted(last):
+    start, output = ShellStart(folder), ""
+    if place := place_of_text(command):
+        *earlier, last = split_commands(command[place]) or [""]
+        last, output = split_output(last)
+        if not is_plain(last):
             return None
         start = read_start(earlier, folder, variables)
         try:
             words = shlex.split(fill_in(last, start.known))
         except ValueError:
             return None
-    while words and is_assignment(words[0]):
-        of_command.append(words.pop(0))
+    while words and (is_assignment(words[0]) or words[0] in _BEFORE):
+        of_command += filter(is_assignment, [words.pop(0)])
     has_launcher, rest = _after_launcher(words)
     flags, rest = _split_flags(rest)
     if not rest:
@@ -96,8 +104,15 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: s
     python = () if _NO_PYTHON in flags else ("python", "-m") if flags.keys() & set(_MODULE) else ("python",)
     flags = {name: value for name, value in flags.items() if name not in (*_MODULE, _NO_PYTHON)}
     unfilled = tuple(word for word in rest if place and "$" in word)
-    launch = Launch((*python, *rest), flags, start.with_own(of_command), has_launcher, unfilled)
-    return launch if has_launcher or (launch.script and not unfilled) else None
+    launch = Launch((*python, *rest), flags, start.with_own(of_command), has_launcher, unfilled, output)
+    is_whole = not (unfilled or output or launch.start.others)
+    return launch if has_launcher or (launch.script and is_whole) else None
+
+
+def starter_in(command: Sequence[str]) -> str:
+    """What in a command starts processes by itself, such as mpirun; empty: nothing that is known here."""
+    match = _STARTER.search(" ".join(command))
+    return match[1] if match else ""
 
 
 def _after_launcher(words: Sequence[str]) -> tuple[bool, list[str]]:

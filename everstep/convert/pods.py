@@ -1,16 +1,20 @@
 """A role's pod template: what of it a role's template in a job spec takes as it is."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from everstep.convert.field_reader import Fields
+from everstep.convert.shell import filled_in_at_start
 from everstep.convert.source import Pod
 from everstep.runtime.job import pod_template
 from everstep.runtime.job.pod_template import GRACE, LONGEST_GRACE_S
+from everstep.runtime.workflow.manifest.environment import expand_references
 from everstep.runtime.workflow.manifest.schema import KINDS
 from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 
 _CONTAINER = [name for name in pod_template.CONTAINER if name not in ("image", "command", "args")]
+_OF_OPERATORS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_NUM", "WORKER_NUM")
+"""Variables that operators set."""
 _OF_WORKFLOW = "imagePullSecrets"
 _SPEC = [name for name in pod_template.SPEC if name != _OF_WORKFLOW]
 _TYPES = {**pod_template.CONTAINER, **pod_template.SPEC, **pod_template.METADATA}
@@ -35,7 +39,7 @@ def read_pod(fields: Fields, path: FieldPath) -> Pod:
         fields.skip(str, *first, name)
     fields.skip(str, *metadata, "creationTimestamp")
     return Pod(
-        fields.take(str, *first, "image"), read_command(fields, first), container, template,
+        fields.take(str, *first, "image"), read_command(fields, first, container), container, template,
         take_all(fields, "Spec", [_OF_WORKFLOW], spec),
     )  # fmt: skip
 
@@ -62,9 +66,17 @@ def note_requests(fields: Fields, path: FieldPath) -> None:
             fields.note(f"{request}: no counterpart; nearest: the limit, {limit}", *path, "requests", name)
 
 
-def read_command(fields: Fields, path: FieldPath) -> tuple[str, ...]:
-    """`command` and `args` of the container at `path`. Raises ConvertError."""
-    return (*read_texts(fields, (*path, "command")), *read_texts(fields, (*path, "args")))
+def read_command(fields: Fields, path: FieldPath, container: Mapping[str, Any]) -> tuple[str, ...]:
+    """`command` and `args` of the container at `path`. `$(NAME)` in them is a variable of `container`, or one that its
+    operator sets and a worker has. Raises ConvertError."""
+    variables, not_known = dict[str, str](), list(_OF_OPERATORS)
+    for entry in container.get("env", ()):
+        if entry.get("valueFrom"):
+            not_known.append(str(entry.get("name")))
+        else:
+            variables[str(entry.get("name"))] = expand_references(str(entry.get("value") or ""), variables)
+    words = (*read_texts(fields, (*path, "command")), *read_texts(fields, (*path, "args")))
+    return filled_in_at_start([expand_references(word, variables) for word in words], not_known)
 
 
 def read_texts(fields: Fields, path: FieldPath) -> list[str]:

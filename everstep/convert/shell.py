@@ -3,13 +3,27 @@
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/sh", "/usr/bin/bash")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _NOT_LITERAL = re.compile(r"[$`~*?\[()|;&<>]")
-_QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
+_QUOTES = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\."""
+_QUOTED = re.compile(_QUOTES, re.DOTALL)
+_COMMENT = r"(?<![^\s;&(])#[^\n]*"
+_PIECE = re.compile(rf"(?P<comment>{_COMMENT})|{_QUOTES}|&&|.", re.DOTALL)
+"""A shell's text is made of these. What is in quotes is one piece."""
+_LITERAL = re.compile(r"'[^']*'|\\.", re.DOTALL)
+_SYNTAX, _SUBSTITUTION = re.compile(r"[;|<>&()\n]"), re.compile(r"`|\$\(")
+_FILE = r"""[^\s'"|&;<>]+"""
+_OUTPUT = re.compile(rf"\s+(2>&1\s*)?(\|&?\s*tee(\s+-a)?\s+{_FILE}|&?>>?\s*{_FILE}(\s+2>&1)?|2>&1)\s*$")
+_ENDS = ("&&", ";", "\n")
+"""Of a command."""
+_COMPOUND = re.compile(
+    r"(if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function|\{|\}|!|\[\[)(\s|$)|\S+\s*\(\)"
+)
+"""How a part of a command begins that decides which of the others run."""
 _TO_FILL = re.compile(r"'[^']*'|\\.|\$(\w+)|\$\{(\w+)\}", re.DOTALL)
 """A variable, or a part of the text in which none counts."""
 _PLAIN = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
@@ -48,14 +62,47 @@ def place_of_text(command: Sequence[str]) -> int:
     return 0
 
 
-def joined_lines(text: str) -> str:
-    """A shell's text without the line breaks that a backslash takes away."""
-    return _QUOTED.sub(lambda match: match[0] if match[0][0] == "'" else match[0].replace("\\\n", ""), text)
+def filled_in_at_start(command: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
+    """A container's command in which a shell of each worker fills in `$(NAME)` of these names, instead of Kubernetes."""
+    reference = re.compile(rf"\$\(({'|'.join(map(re.escape, names))})\)")
+    if place_of_text(command):
+        return tuple(reference.sub(r"${\1}", word) for word in command)
+    if not any(map(reference.search, command)):
+        return tuple(command)
+    pieces = (reference.split(word) for word in command)  # In turn texts and names.
+    words = (
+        "".join(f'"${piece}"' if number % 2 else piece and shlex.quote(piece) for number, piece in enumerate(word))
+        or "''"
+        for word in pieces
+    )
+    return "sh", "-c", f"exec {' '.join(words)}"
 
 
-def without_quoted(text: str) -> str:
-    """What of a shell's text is in no quotes."""
-    return _QUOTED.sub("", text)
+def split_commands(text: str) -> list[str]:
+    """A shell's text at each `&&`, `;` and line break that is in no quotes or parentheses, without comments and without
+    the line breaks that a backslash takes away. Empty: it decides which of its commands run, or what they read."""
+    commands, depth = [""], 0
+    for match in _PIECE.finditer(text):
+        piece = match[0] if match[0].startswith("'") else match[0].replace("\\\n", "")
+        depth += (piece == "(") - (piece == ")")
+        if piece in _ENDS and depth == 0:
+            commands.append("")
+        elif match["comment"] is None:
+            commands[-1] += piece
+    commands = [command.strip() for command in commands if command.strip()]
+    decides = any(_COMPOUND.match(command) or "<<" in _QUOTED.sub("", command) for command in commands)
+    return [] if decides else commands
+
+
+def split_output(command: str) -> tuple[str, str]:
+    """(the command, where the shell leads its output; empty: nowhere)."""
+    match = _OUTPUT.search(command)
+    return (command[: match.start()], match[0].strip()) if match else (command, "")
+
+
+def is_plain(command: str) -> bool:
+    """Whether a shell would do nothing but start it, after filling in variables."""
+    return not (_SYNTAX.search(_QUOTED.sub("", command)) or _SUBSTITUTION.search(_LITERAL.sub("", command)))
 
 
 def fill_in(text: str, variables: Mapping[str, str]) -> str:
@@ -75,8 +122,8 @@ def is_assignment(word: str) -> bool:
 
 
 def read_start(commands: Sequence[str], folder: str, given: Mapping[str, str]) -> ShellStart:
-    """`commands` come before the command, joined by &&. They begin in `folder` (empty: not known), with the variables
-    `given`."""
+    """`commands` come before the command, one after the other. They begin in `folder` (empty: not known), with the
+    variables `given`."""
     variables, known, others = dict[str, str](), dict(given), list[str]()
     for command in commands:
         name, *words = _split(fill_in(command, known))

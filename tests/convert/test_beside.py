@@ -18,7 +18,7 @@ MARKED = POD.replace(
     "template: {metadata: {annotations: {scheduling.k8s.io/group-name: gang}}, spec: {schedulerName: volcano, ",
 )
 MADE = "f:1: PodGroup gang: left out; --gang makes one for the job, of --min-nodes nodes"
-NOT_CARRIED = f"{MADE}; its minMember is not carried"
+NOT_CARRIED = f"{MADE}; not carried: minMember"
 AS_BEFORE = "f:1: PodGroup gang: left out; create it as before"
 
 

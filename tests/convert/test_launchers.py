@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,9 @@ def test_lines_that_start_a_script(command: list[str], script: str, flags: dict[
     [[], ["nginx"], ["sleep", "infinity"], ["python", "-m", "trainer"], ["sh", "-c", "python a.py | tee log"],
      ["sh", "-c", "python 'a.py"], ["sh", "-c", "python a.py $X"], ["sh", "-c", "X=1 python a.py $X"],
      ["sh", "-c", "python a.py '$N'"], ["bash", "-c", "torchrun a.py\necho done"], ["bash", "--norc", "torchrun a.py"],
+     ["sh", "-c", "./prepare.sh && python a.py"], ["sh", "-c", "torchrun a.py &"], ["sh", "-c", "torchrun a.py `x`"],
+     ["sh", "-c", "if test -f a; then export A=1; fi; torchrun a.py"], ["sh", "-c", "f() { x; }\ntorchrun a.py"],
+     ["sh", "-c", "cat > a.py <<END\ntorchrun a.py\nEND"], ["sh", "-c", "cat <<END\npass\nEND\ntorchrun a.py"],
      ["python", "-c", "pass", "a.py"], ["horovodrun", "-np", "3", "python", "a.py"]],
 )  # fmt: skip
 def test_lines_that_are_run_as_they_are(command: list[str]) -> None:
@@ -49,6 +53,7 @@ def test_lines_that_are_run_as_they_are(command: list[str]) -> None:
         ("python a.py 'two  blanks' \"a\nline\" b\\\nc  d\n", ["two  blanks", "a\nline", "bc", "d"]),
         ("torchrun a.py \"it's\" \\\n 'x'", ["it's", "x"]),
         ("torchrun --node-rank=$RANK --nnodes=$NODES a.py", []),
+        ("torchrun a.py --note 'a && b; c | d' \"e;f > g\" h#i", ["--note", "a && b; c | d", "e;f > g", "h#i"]),
     ],
 )  # fmt: skip
 def test_words_are_those_that_the_shell_would_give(line: str, arguments: list[str]) -> None:
@@ -67,11 +72,38 @@ def test_a_variable_of_the_pod_is_filled_in_and_one_that_is_not_known_is_listed(
     assert "f: the command's `$DATA` is passed as it stands; nearest: its value in --script-args" in conversion.notes
 
 
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (
+            ["python", "t.py", "--lr=$(LR)", "$(TWICE)", "$(NO)", "$$x"],
+            "python t.py --lr=1e-3 '1e-3 1e-3' '$(NO)' '$x'",
+        ),
+        (
+            ["python", "t.py", "a b", "", "--rank=$(RANK)/$(WORLD_SIZE)", "$(TOKEN)"],
+            "sh -c 'exec python t.py '\"'\"'a b'\"'\"' '\"'\"''\"'\"' --rank=\"$RANK\"/\"$WORLD_SIZE\" \"$TOKEN\"'",
+        ),
+        (["sh", "-c", "python t.py $(RANK) $(date)"], "sh -c 'python t.py ${RANK} $(date)'"),
+        (["torchrun", "--node-rank=$(RANK)", "--nnodes=$(MANY)", "t.py", "$(LR)"], "python t.py 1e-3"),
+    ],
+)
+def test_variables_that_kubernetes_fills_in_are_filled_in(command: list[str], expected: str) -> None:
+    values = {"LR": "1e-3", "TWICE": "$(LR) $(LR)", "MANY": "1"}
+    env: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in values.items()]
+    env.append({"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}})
+    pod = POD.replace("[python, t.py]", json.dumps(command)).replace("image: i,", f"image: i, env: {json.dumps(env)},")
+    arguments = convert(f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}", "f").arguments
+    if arguments["script"] == COMMAND:
+        assert json.loads(*shlex.split(arguments["script_args"]))["worker"] == expected
+    else:
+        assert f"python {arguments['script']} {arguments['script_args']}" == expected
+
+
 def test_a_note_is_one_line_whatever_the_command_is() -> None:
-    line = ["bash", "-c", "set -e\ncd /w && torchrun --other='a\nb' t.py"]
+    line = ["bash", "-c", "echo 'a\nb'\ncd /w && torchrun --other='a\nb' t.py"]
     pod = POD.replace("[python, t.py]", json.dumps(line))
     notes = convert(f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}", "f").notes
-    assert r"f: the command's `set -e\ncd /w` is left out; nearest: the image, or `env`" in notes
+    assert r"f: the command's `echo 'a\nb'` is left out; nearest: the image, or `env`" in notes
     assert not any("\n" in note for note in notes)
 
 
@@ -132,7 +164,9 @@ def test_no_worker_starts_a_launcher_where_roles_have_each_their_own() -> None:
         ("export A=$NODE_NUM && torchrun a.py", "", {"A": "4"}, ()),
         ("NODE_RANK=$RANK DLROVER_MASTER_ADDR=$MASTER_ADDR:$MASTER_PORT dlrover-run a.py", "", {}, ()),
         ("(bash chaos.sh cpu-overload &) && cd /w && dlrover-run a.py", "/w", {}, ("(bash chaos.sh cpu-overload &)",)),
-        ("pip install x; export A=1 && torchrun a.py", "", {}, ("pip install x; export A=1",)),
+        ("pip install x; export A=1 && torchrun a.py", "", {"A": "1"}, ("pip install x",)),
+        ("set -e\n# don't\ncd /w # a; b\nA=1 exec env B=2 torchrun \\\n a.py", "/w", {"A": "1", "B": "2"}, ("set -e",)),
+        ("echo 'a && b; c' && A=$(x; y); torchrun a.py", "", {}, ("echo 'a && b; c'", "A=$(x; y)")),
     ],
 )  # fmt: skip
 def test_what_the_shell_does_first(line: str, folder: str, variables: dict[str, str], others: tuple[str, ...]) -> None:
@@ -140,6 +174,36 @@ def test_what_the_shell_does_first(line: str, folder: str, variables: dict[str, 
     assert launch
     start = launch.start
     assert (launch.script, start.folder, dict(start.variables), start.others) == ("a.py", folder, variables, others)
+
+
+@pytest.mark.parametrize("output", ["2>&1 | tee -a /log/x", "> log 2>&1", "|& tee log", "2>&1"])
+def test_where_a_launchers_output_goes_is_listed(output: str) -> None:
+    pod = POD.replace("[python, t.py]", json.dumps(["bash", "-c", f"torchrun t.py --x 1 {output}"]))
+    conversion = convert(f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}", "f")
+    assert (conversion.arguments["script"], conversion.arguments["script_args"]) == ("t.py", "--x 1")
+    assert f"f: the command's `{output}` is left out; nearest: everstep workflow logs" in conversion.notes
+
+
+@pytest.mark.parametrize(
+    ("command", "starter"),
+    [
+        (["sh", "-c", "torchrun a.py; echo done"], "torchrun"),
+        (["bash", "-c", "if x; then /opt/bin/torchrun \\\n a.py; fi"], "torchrun"),
+        (["python", "-m", "pkg", "&&", "python", "-m", "torch.distributed.run", "a.py"], "torch.distributed.run"),
+        (["accelerate", "launch", "a.py"], "accelerate launch"),
+        (["deepspeed", "a.py", "--deepspeed", "ds.json"], "deepspeed"),
+        (["mpirun", "-np", "2", "python", "a.py"], "mpirun"),
+        (["python", "-m", "a", "--deepspeed", "ds.json"], ""),
+        (["python", "-m", "a", "torchrun"], ""),
+    ],
+)  # fmt: skip
+def test_what_starts_processes_in_each_worker_is_told(command: list[str], starter: str) -> None:
+    pod = POD.replace("[python, t.py]", json.dumps(command))
+    notes = convert(f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}", "f").notes
+    more = f", in which `{starter}` starts processes of its own; nearest: " if starter else ""
+    (note,) = (note for note in notes if "unchanged" in note)
+    assert note.startswith(f"f: worker: each worker runs its command unchanged{more}")
+    assert starter or note.endswith("unchanged")
 
 
 def test_its_folder_and_variables_are_the_pods_and_the_rest_is_listed() -> None:

@@ -1,14 +1,13 @@
 """Baidu CCE's AITrainingJob (kongming.cce.baidubce.com/v1). The job spec has its fields by the same names."""
 
 import re
-import shlex
 from dataclasses import replace
 from typing import Any
 
 from everstep.convert.field_reader import Fields, number_in
 from everstep.convert.nearest import nearest
 from everstep.convert.pods import read_pod, read_texts
-from everstep.convert.shell import place_of_text
+from everstep.convert.shell import filled_in_at_start, place_of_text
 from everstep.convert.source import Pod, Role, SourceJob
 from everstep.runtime.job.spec import LAUNCHER, TENSORFLOW_ROLES
 from everstep.runtime.job.spec_values import USUAL_PRIORITY
@@ -21,7 +20,8 @@ _ROLE = {
 }  # fmt: skip
 _DISCOVERY = "/etc/edl/discover_hosts.sh"
 """Where its discovery plugin puts the script."""
-_OWN_DISCOVERY = "$EVERSTEP_DISCOVERY_SCRIPT"
+_OWN_DISCOVERY = "EVERSTEP_DISCOVERY_SCRIPT"
+"""The variable with the path of the round's own one."""
 _OWN_SSH = "export PATH=$EVERSTEP_SSH:$PATH"
 _SERVER = ("python", "-m", "everstep.ssh_server")
 _SSHD = re.compile(r"\s*(/usr/sbin/)?sshd(\s+-D)?(\s*(&&|;)\s*sleep\s+(inf|infinity|\d+[smhd]?))?\s*")
@@ -138,18 +138,9 @@ def _role(fields: Fields, name: str, roles: list[str]) -> Role:
 
 
 def _with_own_discovery(command: tuple[str, ...]) -> tuple[str, ...]:
-    """With the round's discovery script in the place of the plugin's; a shell fills in its path."""
-    if place_of_text(command):
-        return tuple(word.replace(_DISCOVERY, _OWN_DISCOVERY) for word in command)
-    if not any(_DISCOVERY in word for word in command):
-        return command
-    words = (
-        f'"{_OWN_DISCOVERY}"'.join(part and shlex.quote(part) for part in word.split(_DISCOVERY))
-        if _DISCOVERY in word
-        else shlex.quote(word)
-        for word in command
-    )
-    return "sh", "-c", f"exec {' '.join(words)}"
+    """With the round's discovery script in the place of the plugin's."""
+    words = [word.replace(_DISCOVERY, f"$({_OWN_DISCOVERY})") for word in command]
+    return filled_in_at_start(words, [_OWN_DISCOVERY])
 
 
 def _mend_policy(policies: dict[str, Any]) -> bool:

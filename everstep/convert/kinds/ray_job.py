@@ -2,7 +2,6 @@
 
 A script that drives Ray itself (ray.train, ray.remote) needs a Ray cluster, which an Everstep job is not."""
 
-import shlex
 from dataclasses import replace
 
 from everstep.convert.field_reader import Fields
@@ -17,10 +16,7 @@ def read(fields: Fields) -> SourceJob:
     count = fields.length(*_GROUPS)
     if not count:
         raise fields.wrong("missing: at least one group of workers", *_GROUPS)
-    try:
-        command = tuple(shlex.split(fields.take(str, "spec", "entrypoint")))
-    except ValueError as error:
-        raise fields.wrong(str(error), "spec", "entrypoint") from None
+    command = ("sh", "-c", fields.take(str, "spec", "entrypoint"))  # As Ray starts it.
     roles = []
     for number in range(count):
         path = (*_GROUPS, number)

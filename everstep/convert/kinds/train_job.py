@@ -14,6 +14,6 @@ def read(fields: Fields) -> SourceJob:
     if fields.has(*_TRAINER, "resourcesPerNode"):
         container["resources"] = fields.take_like("Container", "resources", *_TRAINER, "resourcesPerNode")
         note_requests(fields, (*_TRAINER, "resourcesPerNode"))
-    pod = Pod(fields.take(str, *_TRAINER, "image", default=""), read_command(fields, _TRAINER), container)
+    pod = Pod(fields.take(str, *_TRAINER, "image", default=""), read_command(fields, _TRAINER, container), container)
     slots = read_slots(fields, (*_TRAINER, "numProcPerNode"))
     return SourceJob(fields.take(str, "metadata", "name"), (Role("worker", nodes, nodes, pod, slots),))
