@@ -10,9 +10,9 @@ from typing import Any
 from everstep.convert.field_reader import ConvertError, Fields, path_text
 from everstep.convert.gang import CREATE, Group, read_group, take_gang, what_becomes_of
 from everstep.convert.kinds import KINDS
-from everstep.convert.launcher import Launch, parse_launch, patience_of, starter_in, step_arguments
+from everstep.convert.launcher import SLOTS, Launch, parse_launch, patience_of, starter_in, step_arguments
 from everstep.convert.nearest import nearest
-from everstep.convert.pods import take_all
+from everstep.convert.pods import gpus_of, take_all
 from everstep.convert.source import Pod, Role, SourceJob
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.job.spec_reader import SpecError, spec_of
@@ -200,7 +200,10 @@ def _launch_of(role: Role) -> Launch | None:
     variables = {str(entry.get("name")): str(entry["value"]) for entry in literals}
     variables |= {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
     variables["NUM_TRAINERS"] = str(role.slots)
-    return parse_launch(role.pod.command, variables, str(container.get("workingDir") or ""))
+    launch = parse_launch(role.pod.command, variables, str(container.get("workingDir") or ""))
+    if launch and launch.flags.get(SLOTS) in ("auto", "gpu") and (devices := gpus_of(container)):
+        return replace(launch, flags={**launch.flags, SLOTS: str(devices)})
+    return launch
 
 
 def _as_its_shell_sets(role: Role, launch: Launch) -> Role:

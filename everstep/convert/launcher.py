@@ -33,8 +33,9 @@ _MODULE = ("m", "module")
 _NO_PYTHON = "no_python"
 _SWITCHES = (*_CHECKS, *_MODULE, _NO_PYTHON, "standalone", "use_env")
 """Flags without a value."""
+SLOTS = "nproc_per_node"
 _COUNTS = {
-    "nproc_per_node": "workers_per_node", "max_restarts": "max_restarts", "min_bandwidth": "min_bandwidth",
+    SLOTS: "workers_per_node", "max_restarts": "max_restarts", "min_bandwidth": "min_bandwidth",
     "min_channels": "min_channels",
 }  # fmt: skip
 _BOX_PAIRS = re.compile(r"\d+:\d+( \d+:\d+)*")

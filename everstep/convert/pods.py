@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from everstep.convert.field_reader import Fields
+from everstep.convert.field_reader import Fields, number_in
 from everstep.convert.shell import filled_in_at_start
 from everstep.convert.source import Pod
 from everstep.runtime.job import pod_template
@@ -88,10 +88,20 @@ def read_texts(fields: Fields, path: FieldPath) -> list[str]:
     return texts
 
 
-def read_slots(fields: Fields, path: FieldPath) -> int:
-    """Workers per node; 1 where it is left to the devices of the node, which is noted. Raises ConvertError."""
-    if (how := fields.text_at(*path)) in ("auto", "cpu", "gpu"):
-        fields.skip(str, *path)
-        fields.note(f"{how}: 1 worker a node; nearest: slots in a job spec", *path)
-        return 1
-    return fields.count(*path, default=1, least=1)
+def read_slots(fields: Fields, path: FieldPath, container: Mapping[str, Any]) -> int:
+    """Workers per node: where it is left to the devices of the node, as many as the container has GPUs, or 1, which is
+    noted. Raises ConvertError."""
+    if (how := fields.text_at(*path)) not in ("auto", "cpu", "gpu"):
+        return fields.count(*path, default=1, least=1)
+    fields.skip(str, *path)
+    if slots := 0 if how == "cpu" else gpus_of(container):
+        return slots
+    fields.note(f"{how}: 1 worker a node; nearest: slots in a job spec", *path)
+    return 1
+
+
+def gpus_of(container: Mapping[str, Any]) -> int:
+    """How many devices it asks for whose resource is called `.../gpu`."""
+    resources = container.get("resources") or {}
+    amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
+    return sum(number_in(str(amount)) or 0 for name, amount in amounts.items() if str(name).endswith("/gpu"))

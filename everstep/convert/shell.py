@@ -63,7 +63,7 @@ def place_of_text(command: Sequence[str]) -> int:
 
 
 def filled_in_at_start(command: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-    """A container's command in which a shell of each worker fills in `$(NAME)` of these names, instead of Kubernetes."""
+    """A container's command in which each worker's shell, not Kubernetes, fills in `$(NAME)` of these names."""
     reference = re.compile(rf"\$\(({'|'.join(map(re.escape, names))})\)")
     if place_of_text(command):
         return tuple(reference.sub(r"${\1}", word) for word in command)

@@ -31,6 +31,18 @@ def test_volcanos_mark_on_a_jobs_pods_is_the_steps_gang() -> None:
     assert MADE in conversion.notes
 
 
+def test_a_groups_queue_is_the_jobs_and_what_else_it_has_is_listed() -> None:
+    group = GROUP.replace("minMember: 2", "queue: research, minMember: 2, minResources: {cpu: 4}")
+    job = f"{HEAD}  replicaSpecs: {{worker: {{replicas: 3, {MARKED}}}}}"
+    conversion = convert(group + job, "f")
+    assert conversion.arguments["queue"] == "research"
+    assert f"{MADE}; not carried: minResources" in conversion.notes
+    volcano = (JOBS / "volcano_job.yaml").read_text()
+    conversion = convert(group + volcano, "f")
+    assert conversion.arguments["queue"] == "default"
+    assert f"{MADE}; not carried: queue, minResources" in conversion.notes
+
+
 @pytest.mark.parametrize(
     ("job", "said"),
     [

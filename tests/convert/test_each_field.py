@@ -195,6 +195,44 @@ def test_volcanos_tasks_wait_for_those_that_they_depend_on_and_its_plugins_are_l
     assert "spec.schedulerName: no counterpart" in noted(text.replace("schedulerName: volcano", "schedulerName: mine"))
 
 
+def test_a_task_of_volcanos_that_completes_the_job_ends_it_and_other_policies_are_listed() -> None:
+    task = "  - {{name: {}, policies: [{}], template: {{spec: {{containers: [{{image: i, command: [x]}}]}}}}}}\n"
+    ends, restarts = "{event: TaskCompleted, action: CompleteJob}", "{event: PodFailed, action: RestartJob}"
+    head = "apiVersion: batch.volcano.sh/v1alpha1\nkind: Job\nmetadata: {name: x}\nspec:\n  tasks:\n"
+    text = head + task.format("master", f"{restarts}, {ends}") + task.format("worker", "")
+    spec = convert(text, "f").arguments["job_spec"]
+    policies = {name: role["completePolicy"] for name, role in spec["replicaSpecs"].items()}
+    assert (spec["completePolicy"], policies) == ("Any", {"master": "All", "worker": "None"})
+    listed = "f:6: spec.tasks[0].policies[0]: no counterpart; nearest: restartPolicy, faultTolerantPolicy"
+    assert [note for note in noted(text).splitlines() if "policies" in note and note.startswith(listed)]
+    assert "policies[1]" not in noted(text)
+    without = head + task.format("master", restarts) + task.format("worker", "")
+    assert "completePolicy" not in json.dumps(convert(without, "f").arguments["job_spec"])
+
+
+@pytest.mark.parametrize("how", ["auto", "gpu"])
+def test_workers_that_are_left_to_the_devices_are_as_many_as_the_pod_has(how: str) -> None:
+    limits = "resources: {limits: {nvidia.com/gpu: 4}},"
+    pod = POD.replace("image: i,", f"image: i, {limits}").replace("[python", f"[torchrun, --nproc-per-node={how}")
+    (role,) = (
+        convert(f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}", "f").arguments["job_spec"]["replicaSpecs"].values()
+    )
+    assert role["slots"] == 4
+    train = (JOBS / "train_job.yaml").read_text().replace("numProcPerNode: 2", f"numProcPerNode: {how}")
+    devices = train.replace("{cpu: 4,", "{nvidia.com/gpu: '8', cpu: 4,")
+    assert convert(devices, "f").arguments["job_spec"]["replicaSpecs"]["worker"]["slots"] == 8
+    assert "numProcPerNode" not in noted(devices)
+
+
+def test_a_rayjobs_entrypoint_is_a_shells_text() -> None:
+    text = (JOBS / "ray_job.yaml").read_text()
+    there = text.replace("python train.py --epochs 3", "cd /src && X=1 python train.py --epochs 3")
+    assert convert(there, "f").arguments["script"] == "/src/train.py"
+    several = text.replace("python train.py --epochs 3", "python a.py || python train.py")
+    commands = json.loads(*shlex.split(convert(several, "f").arguments["script_args"]))
+    assert shlex.split(commands["worker"]) == ["sh", "-c", "python a.py || python train.py"]
+
+
 def test_an_elastic_jobs_namespace_mode_and_lesser_restart_counts_are_listed() -> None:
     roles = f"{{worker: {{restartCount: 2, {POD}}}, evaluator: {{restartCount: 5, {POD}}}}}"
     text = HEAD.replace("{name: x}", "{name: x, namespace: n}") + f"  optimizeMode: cluster\n  replicaSpecs: {roles}"

@@ -35,5 +35,6 @@ def read(fields: Fields) -> SourceJob:
     for name, kind in (("rdzvBackend", str), ("rdzvPort", int), ("rdzvHost", str), ("rdzvId", str)):
         fields.skip(kind, *_ELASTIC, name)
     slots_path = (*_ELASTIC, "nProcPerNode") if fields.has(*_ELASTIC, "nProcPerNode") else ("spec", "nprocPerNode")
-    role = Role("worker", nodes, least, pods[of_all], read_slots(fields, slots_path), restarts[of_all])
+    slots = read_slots(fields, slots_path, pods[of_all].container)
+    role = Role("worker", nodes, least, pods[of_all], slots, restarts[of_all])
     return SourceJob(fields.take(str, "metadata", "name"), (role,), arguments, policies)

@@ -15,5 +15,5 @@ def read(fields: Fields) -> SourceJob:
         container["resources"] = fields.take_like("Container", "resources", *_TRAINER, "resourcesPerNode")
         note_requests(fields, (*_TRAINER, "resourcesPerNode"))
     pod = Pod(fields.take(str, *_TRAINER, "image", default=""), read_command(fields, _TRAINER, container), container)
-    slots = read_slots(fields, (*_TRAINER, "numProcPerNode"))
+    slots = read_slots(fields, (*_TRAINER, "numProcPerNode"), container)
     return SourceJob(fields.take(str, "metadata", "name"), (Role("worker", nodes, nodes, pod, slots),))

@@ -1,8 +1,12 @@
 """Volcano's Job (batch.volcano.sh/v1alpha1)."""
 
+from dataclasses import replace
+
 from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod, read_texts
 from everstep.convert.source import Role, SourceJob
+
+_COMPLETES = {"event": "TaskCompleted", "action": "CompleteJob"}
 
 
 def read(fields: Fields) -> SourceJob:
@@ -22,9 +26,28 @@ def read(fields: Fields) -> SourceJob:
         arguments["max_restarts"] = fields.count("spec", "maxRetry")
     if "pytorch" in fields.keys("spec", "plugins"):  # Its variables are there.
         read_texts(fields, ("spec", "plugins", "pytorch"))
+    completing = [number for number in range(count) if _completes(fields, number)]
+    policies = {"completePolicy": "Any"} if completing else {}
     spare = total - fields.count("spec", "minAvailable", default=total, most=total)
-    roles = tuple(_role(fields, number, spare if number == count - 1 else 0) for number in range(count))
-    return SourceJob(fields.take(str, "metadata", "name"), roles, arguments)
+    roles = [_role(fields, number, spare if number == count - 1 else 0) for number in range(count)]
+    if completing:
+        ends = ["All" if number in completing else "None" for number in range(count)]
+        roles = [
+            replace(role, policies={**role.policies, "completePolicy": end})
+            for role, end in zip(roles, ends, strict=True)
+        ]
+    return SourceJob(fields.take(str, "metadata", "name"), tuple(roles), arguments, policies)
+
+
+def _completes(fields: Fields, number: int) -> bool:
+    """Whether the job ends when this task does."""
+    path = ("spec", "tasks", number, "policies")
+    for place in range(fields.length(*path)):
+        policy = (*path, place)
+        if {name: fields.text_at(*policy, name) for name in fields.keys(*policy)} == _COMPLETES:
+            fields.take(dict, *policy)
+            return True
+    return False
 
 
 def _role(fields: Fields, number: int, spare: int) -> Role:
