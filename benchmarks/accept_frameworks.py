@@ -66,6 +66,9 @@ FORMATS = {
     "convert: bad input: file, line, field, exit 2": (f"{CONVERT}::bad_input", f"{CONVERT}::policy_that"),
     "convert: any input is converted or refused in one line": ("tests/convert/test_any_input.py",),
     "convert: a job of each kind runs here": ("tests/convert/test_conversions_run.py",),
+    "convert: a job of each kind runs in pods, and so does a printed Workflow": (
+        "tests/convert/test_for_a_cluster.py", "tests/cluster/test_conversions.py",
+    ),
     "DISK leaves the file at `path` for torch.load(weights_only=True)": (
         f"{FRAMEWORKS}::disk_save", f"{FRAMEWORKS}::cannot_be_written",
     ),

@@ -5,17 +5,18 @@ from typing import Any
 
 from everstep.convert.convert import Conversion
 from everstep.convert.source import Pod
+from everstep.runtime.submission.manifest import POD_GC, TTL, ClusterOptions, fit_templates
 from everstep.steps.reuse import workflow_templates
 
-STORE = "runs/store"
 _STEP = "everstep-train"
 _LINE, _INDENT, _ARGUMENT = 100, 4, 16
 """Of the pipeline's text: how long a line may be, and how far an argument of the task stands from its left."""
 _STEPS_OWN = ("imagePullPolicy", "env", "envFrom")
 
 
-def workflow_of(conversion: Conversion) -> dict[str, Any]:
-    """The Workflow: one task, whose template is the train step's with the job's image and variables."""
+def workflow_of(conversion: Conversion, store: str, cluster: ClusterOptions | None = None) -> dict[str, Any]:
+    """The Workflow: one task, whose template is the train step's with the job's image and variables. `cluster`: what a
+    cluster gives it; None: it runs on this machine."""
     step = next(known for known in workflow_templates() if known["metadata"]["name"] == _STEP)
     (template,) = step["spec"]["templates"]
     _fit(template["container"], template["volumes"], conversion.pod)
@@ -25,17 +26,18 @@ def workflow_of(conversion: Conversion) -> dict[str, Any]:
     arguments = [{"name": "store", "value": "{{workflow.parameters.store}}"}]
     arguments += [{"name": name.replace("_", "-"), "value": _text(value)} for name, value in values.items()]
     task = {"name": "train", "template": template["name"], "arguments": {"parameters": arguments}}
-    return {
-        "apiVersion": "argoproj.io/v1alpha1",
-        "kind": "Workflow",
-        "metadata": {"generateName": f"{conversion.name}-", **conversion.metadata},
-        "spec": {
-            "entrypoint": "main",
-            "arguments": {"parameters": [{"name": "store", "value": STORE}]},
-            **conversion.pod.spec,
-            "templates": [{"name": "main", "dag": {"tasks": [task]}}, template],
-        },
+    spec: dict[str, Any] = {
+        "entrypoint": "main",
+        "arguments": {"parameters": [{"name": "store", "value": store}]},
+        **conversion.pod.spec,
+        "templates": [{"name": "main", "dag": {"tasks": [task]}}, template],
     }
+    if cluster is not None:
+        fit_templates(spec, cluster, conversion.pod.image)
+        spec |= {"serviceAccountName": cluster.service_account} if cluster.service_account else {}
+        spec |= {"podGC": POD_GC, "ttlStrategy": TTL}
+    metadata = {"generateName": f"{conversion.name}-", **conversion.metadata}
+    return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
 
 
 def _fit(container: dict[str, Any], volumes: list[dict[str, Any]], pod: Pod) -> None:

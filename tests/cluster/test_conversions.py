@@ -1,11 +1,14 @@
 """Each kind of job of other systems, converted to a pipeline, runs in pods, with stand-ins in its image."""
 
+import json
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from everstep.runtime.platform.kubernetes.pods import NODE
 from tests.cluster import argo, images, node, volcano
@@ -14,8 +17,10 @@ from tests.cluster.layout import NAMESPACE, NODES
 from tests.cluster.lifecycle import Cluster
 from tests.cluster.namespace import SERVICE_ACCOUNT, STORE_SECRET
 from tests.cluster.plane import BUCKET
+from tests.cluster.trainings import PATIENCE_S
 from tests.convert.stand_ins import RANKS, SCRIPT, SCRIPTS, SMALL, ranks_in, smaller
 from tests.golang import NoGoError
+from tests.harness import wait_until
 
 FOLDER = "/jobs"
 """The image's own, in which its containers begin."""
@@ -73,6 +78,13 @@ def gangs(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[None]:
     volcano.remove()
 
 
+def logs_of(cluster: Cluster, run: str) -> str:
+    """Of the pods that are nodes of the run's training."""
+    pods = [pod["metadata"] for pod in cluster.kubectl.list("pods", NODE)]
+    names = [pod["name"] for pod in pods if pod["ownerReferences"][0]["name"] == run]
+    return "".join(cluster.kubectl("logs", name) for name in names)
+
+
 @pytest.mark.usefixtures("gangs")
 @pytest.mark.parametrize("name", SMALL)
 def test_each_kind_runs_in_pods(cluster: Cluster, image: str, name: str, tmp_path: Path) -> None:
@@ -87,7 +99,27 @@ def test_each_kind_runs_in_pods(cluster: Cluster, image: str, name: str, tmp_pat
     )  # fmt: skip
     assert completed.returncode == 0, completed.stderr
     assert argo.workflow(cluster.kubectl, run)["status"]["phase"] == "Succeeded"
-    pods = [pod["metadata"] for pod in cluster.kubectl.list("pods", NODE)]
-    names = [pod["name"] for pod in pods if pod["ownerReferences"][0]["name"] == run]
-    logs = "".join(cluster.kubectl("logs", name) for name in names)
+    logs = logs_of(cluster, run)
     assert ranks_in(logs) == RANKS.get(name, 2), logs[-5000:]
+
+
+def test_the_workflow_that_is_printed_runs_in_pods_as_it_stands(cluster: Cluster, image: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(smaller("elastic_job", ON_THE_CLUSTER["elastic_job"]))
+    converted = everstep(
+        cluster, "convert", str(tmp_path / "job.yaml"), "--image", image, "--service-account", SERVICE_ACCOUNT,
+        "--store-secret", STORE_SECRET, "--store", f"s3://{BUCKET}/printed-{secrets.token_hex(3)}",
+    )  # fmt: skip
+    assert converted.returncode == 0, converted.stderr
+    workflow = yaml.safe_load(converted.stdout)
+    run = f"{workflow['metadata'].pop('generateName')}{secrets.token_hex(3)}"
+    workflow["metadata"]["name"] = run
+    cluster.kubectl.create(workflow)
+
+    def ended_workflow() -> dict[str, Any] | None:
+        found = argo.workflow(cluster.kubectl, run)
+        return found if found.get("status", {}).get("phase") in argo.ENDED else None
+
+    ended = wait_until(ended_workflow, f"the end of workflow {run}", 2 * PATIENCE_S, pause_s=1)
+    assert ended["status"]["phase"] == "Succeeded", json.dumps(ended["status"], indent=1)
+    logs = logs_of(cluster, run)
+    assert ranks_in(logs) == 2, logs[-5000:]

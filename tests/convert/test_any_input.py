@@ -73,7 +73,7 @@ def assert_converted_or_refused(text: str) -> None:
         if not LINE.fullmatch(str(error)):
             raise
         return
-    workflow = workflow_of(conversion)
+    workflow = workflow_of(conversion, "store")
     written = yaml.safe_load(yaml.safe_dump(workflow, sort_keys=False, allow_unicode=True))
     assert written == json.loads(json.dumps(workflow))
     compile(pipeline_of(conversion), "pipeline.py", "exec")

@@ -66,6 +66,6 @@ def test_what_is_the_workflow_controllers_stays_with_it(kind: str) -> None:
     metadata = f"{{name: x, {kind}: {{workflows.argoproj.io/completed: 'true', team: a}}}}"
     text = HEAD.replace("{name: x}", metadata) + f"  replicaSpecs: {{worker: {{{POD}}}}}"
     conversion = convert(text, "f")
-    assert workflow_of(conversion)["metadata"] == {"generateName": "x-", kind: {"team": "a"}}
+    assert workflow_of(conversion, "store")["metadata"] == {"generateName": "x-", kind: {"team": "a"}}
     at = f"f:3: metadata.{kind}.workflows.argoproj.io/completed"
     assert f"{at}: no counterpart; nearest: none, it is the workflow controller's own" in conversion.notes

@@ -32,7 +32,7 @@ def arguments_of(name: str) -> dict[str, Any]:
 
 def train_template(name: str) -> dict[str, Any]:
     path = JOBS / f"{name}.yaml"
-    return workflow_of(convert(path.read_text(), str(path)))["spec"]["templates"][1]
+    return workflow_of(convert(path.read_text(), str(path)), "store")["spec"]["templates"][1]
 
 
 @pytest.mark.parametrize("path", EACH, ids=lambda path: path.stem)
@@ -55,7 +55,7 @@ def test_the_python_pipeline_has_the_same_task(path: Path) -> None:
         for parameter in main_template["dag"]["tasks"][0]["arguments"]["parameters"]
     }
     del arguments_written["seed"]
-    (task,) = workflow_of(conversion)["spec"]["templates"][0]["dag"]["tasks"]
+    (task,) = workflow_of(conversion, "store")["spec"]["templates"][0]["dag"]["tasks"]
     arguments_expected = {
         parameter["name"]: parameter["value"]
         for parameter in task["arguments"]["parameters"]
@@ -158,7 +158,7 @@ def test_a_gangs_marks_are_the_steps_flags_and_its_own_pod_is_in_no_gang(minimum
     assert worker["minReplicas"] == least
     assert worker["template"]["metadata"]["labels"] == {"team": "a"}
     assert "koordinator" not in str(worker["template"]["metadata"])
-    assert "koordinator" not in str(workflow_of(conversion)["spec"]["templates"][1].get("metadata"))
+    assert "koordinator" not in str(workflow_of(conversion, "store")["spec"]["templates"][1].get("metadata"))
 
 
 def test_nodes_have_the_labels_and_annotations_of_the_jobs_pods() -> None:
