@@ -123,7 +123,8 @@ class Loader:
         self.iteration = int(state_dict["iteration"])
 
     def __iter__(self) -> Iterator[LoadedBatch]:
-        """Yields the remaining batches; an iteration's telemetry is sent when the next one begins."""
+        """Yields the remaining batches but those that the job skips; an iteration's telemetry is sent when the next one
+        begins."""
         session, reader_place = self._session, None
         reader: Iterator[FetchedBatch] = iter(())
         while self._iterations is None or self.iteration < self._iterations:
@@ -141,6 +142,8 @@ class Loader:
                 break
             self.iteration, self._position = self.iteration + 1, fetched_batch.after
             reader_place = (fetched_batch.after, place)
+            if session.leaves_out(self.iteration):
+                continue
             faults.point("train.iteration", iteration=self.iteration)
             torch.manual_seed(mix_seed(self._shape.seed, start.consumed, place.rank))
             yield self._batch(fetched_batch)

@@ -5,9 +5,9 @@
     trainer.train(resume_from_checkpoint=checkpoints.resume())
 
 Every optimizer step is staged. Weights, optimizer, schedule, the Trainer's own state and the random number generators
-are restored bit for bit; the Trainer itself skips the batches that are done. Works for one process, for
-DDP, and for FSDP2 (`fsdp=True`) and DeepSpeed (`deepspeed=...`), where each rank keeps its own part. With DeepSpeed the
-callback needs the Trainer: `checkpoints.resume(trainer)`.
+are restored bit for bit; the Trainer itself skips the batches that are done, which it counts in batches of the current
+number of ranks. Works for one process, for DDP, and for FSDP2 (`fsdp=True`) and DeepSpeed (`deepspeed=...`), where each
+rank keeps its own part. With DeepSpeed the callback needs the Trainer: `checkpoints.resume(trainer)`.
 """
 
 import json

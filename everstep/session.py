@@ -134,6 +134,15 @@ class Session:
         if self.loop is not None:
             self.loop.on_report()
 
+    def leaves_out(self, iteration: int) -> bool:
+        """Whether the job skips the batch of this iteration; rank 0 says so."""
+        link = self.context.link
+        if link is None or iteration not in link.welcome.skips:
+            return False
+        if self.context.rank == 0:
+            print(f"everstep: the batch of iteration {iteration} is skipped", file=sys.stderr)
+        return True
+
     def end_rehearsal(self) -> None:
         """The first iteration is done, or something follows that has an effect. Raises RehearsalOver in a spare."""
         if self.context.rehearses:

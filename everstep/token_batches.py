@@ -1,6 +1,5 @@
 """Batches of a token dataset: each rank's share, with a checkpointed position."""
 
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -74,8 +73,7 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         """Yields the remaining batches but those that the job skips; an iteration's telemetry is sent when the next one
         begins."""
-        order, rank, link = self._order, self._session.context.rank, self._session.context.link
-        skips = link.welcome.skips if link is not None else ()
+        order, rank = self._order, self._session.context.rank
         while order.iterations is None or self.iteration < order.iterations:
             begin_iteration()
             began = time.perf_counter()
@@ -83,9 +81,7 @@ class Batches:
             self.consumed += order.global_batch
             self._session.iteration = self.iteration
             self._session.beacon("batch")
-            if self.iteration in skips:
-                if rank == 0:
-                    print(f"everstep: the batch of iteration {self.iteration} is skipped", file=sys.stderr)
+            if self._session.leaves_out(self.iteration):
                 continue
             faults.point("train.iteration", iteration=self.iteration)
             batch = self._batch(start, rank)

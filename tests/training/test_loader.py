@@ -2,8 +2,9 @@
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from everstep.dataset_reading import Reading, Shape
 from everstep.own_datasets import source_of
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.data import DatasetError, Sampler
+from everstep.runtime.protocol.worker_link import Link, Welcome
 from everstep.session import Context, Session
 from tests.examples import examples
 
@@ -187,6 +189,32 @@ def test_a_position_loaded_within_the_loop_is_where_it_goes_on() -> None:
     first_time = samples(next(batches))
     loader.load_state_dict(state)
     assert samples(next(batches)) == first_time != first_samples
+
+
+class SilentLink:
+    """What a session has of its agent: the job skips the batch of iteration 2."""
+
+    welcome = Welcome("job", "store", skips=(2,))
+
+    def tell(self, message: object) -> None:
+        """Drop what a worker reports."""
+
+
+@pytest.mark.parametrize("dataset", [Numbers, Shuffled])
+def test_a_batch_that_the_job_skips_is_left_out_in_any_world(
+    dataset: Callable[[], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    calm = [samples(batch) for batch in open_loader(dataset(), iterations=4)]
+    of_ranks: list[list[LoadedBatch]] = []
+    for rank in range(2):
+        loader = open_loader(dataset(), rank, 2, iterations=4)
+        loader._session.context = replace(loader._session.context, link=cast("Link", SilentLink()))
+        of_ranks.append(list(loader))
+        assert (loader.iteration, loader.consumed) == (4, 16)
+    together = [samples(first) + samples(second) for first, second in zip(*of_ranks, strict=True)]
+    assert together == [calm[0], calm[2], calm[3]]
+    assert [batch.iteration for batch in of_ranks[0]] == [1, 3, 4]
+    assert capsys.readouterr().err.count("the batch of iteration 2 is skipped") == 1
 
 
 def test_another_dataset_than_the_saved_one_is_refused() -> None:
