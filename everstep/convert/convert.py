@@ -171,6 +171,7 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
         _take_flags(launches[0], arguments, policies, file, notes)
     else:
         roles = _take_commands(roles, arguments, policies, file, notes)
+    arguments["script_settings"] = False  # Another system gives a script its own arguments alone.
     least, most = arguments.pop("min_nodes", None), arguments.pop("nodes", None)
     slots = arguments.pop("workers_per_node", None)
     if len(roles) == 1:

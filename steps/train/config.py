@@ -73,6 +73,9 @@ class Config:
     --script-args is a JSON mapping from roles to commands, which the workers run instead."""
     script_args: str = ""
     """More arguments for your script, as in a shell; the step fills in {dataset}, {iterations}, ..."""
+    script_settings: bool = True
+    """Whether your script gets those flags, and {dataset} and the like are filled in. False: it gets --script-args
+    alone, as they stand."""
     nodes: int = 2
     """Nodes that train together."""
     min_nodes: int = 1
@@ -211,6 +214,8 @@ class Config:
         split_arguments(self.script_args)
         if self.script_args and not self.script:
             raise StepError("--script-args: they belong to your own --script; give one")
+        if not self.script_settings and not self.script:
+            raise StepError("--script-settings False: the default script needs its settings; give your own --script")
         self._check_llama_flags()
         model = {} if self.model == TINY else directory.check_finished(self.model, self.sequence_length)
         if self.dataset:
@@ -363,7 +368,7 @@ class Config:
     def script_arguments(self) -> list[str]:
         """The arguments of the script."""
         own = [*self._llama_arguments(), *split_arguments(self.script_args)]
-        return script_arguments(self.script_path(), own, self._script_settings())
+        return script_arguments(self.script_path(), own, self._script_settings()) if self.script_settings else own
 
     def _llama_arguments(self) -> list[str]:
         """The default script's flags that differ from its defaults."""

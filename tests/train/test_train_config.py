@@ -75,6 +75,7 @@ def test_the_defaults_can_be_run() -> None:
         ({"job": "../up"}, "--job"),
         ({"script": "no/such.py"}, "--script no/such.py: no such file"),
         ({"script_args": "--x"}, "give one"),
+        ({"script_settings": False}, "--script-settings False: the default script needs its settings"),
         ({"precision": "fp8"}, "--precision fp8: not known; use fp32 or bf16"),
         ({"script": __file__, "compile": True, "micro_batch": 2}, "--compile, --micro-batch: the default script's"),
         ({"micro_batch": -1}, "--micro-batch -1"),
@@ -181,6 +182,12 @@ def test_own_arguments_come_after_the_declared_flags_and_know_the_dataset(tmp_pa
     config = Config(dataset=data, script=str(script), script_args="--data={dataset} 'x y' -n {iterations}")
     config.check()
     assert config.script_arguments() == [f"--data={data}", "x y", "-n", "200"]
+
+
+def test_a_script_that_is_to_know_no_settings_gets_its_own_arguments_as_they_stand(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text("""p.add_argument("--model"); p.add_argument("--seed")""")
+    config = Config(script=str(script), script_args="--name {model} 'a b'", script_settings=False)
+    assert config.script_arguments() == ["--name", "{model}", "a b"]
 
 
 def test_the_job_of_a_step_by_hand_has_the_name_of_its_run() -> None:
