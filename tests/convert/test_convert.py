@@ -124,7 +124,8 @@ def test_a_group_in_the_same_file_says_how_many_nodes_begin(many: str, least: in
 def test_a_launchers_flags_become_the_steps_arguments() -> None:
     assert arguments_of("elastic_job") == {
         "gang": "koordinator", "max_relaunches": 3, "network_check": True, "exclude_straggler": True, "max_restarts": 1,
-        "script": "./train.py", "script_args": "data.json --epochs 5", "script_settings": False, "job_spec": {"replicaSpecs": {"worker": {
+        "script": "./train.py", "script_args": "data.json --epochs 5", "script_settings": False,
+        "job_spec": {"replicaSpecs": {"worker": {
             "replicas": 4, "minReplicas": 2, "slots": 2,
             "resources": {"cpu": "8", "memory": "16Gi", "metax-tech.com/gpu": 8},
             "template": {
