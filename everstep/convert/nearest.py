@@ -21,7 +21,7 @@ _NEAREST = {
     "nprocPerNode": "slots in a job spec",
     "nproc_per_node": "--workers-per-node",
     "nnodes": "--nodes and --min-nodes",
-    "plugins": "not needed: workers find each other by RANK, WORLD_SIZE, MASTER_ADDR; hosts need no ssh",
+    "plugins": "RANK, WORLD_SIZE, MASTER_ADDR, by which workers find each other; there is no /etc/volcano, and no ssh",
     "initContainers": "waitsFor in a job spec; else initContainers of the Argo template",
     "restartPolicy": "retryStrategy of the step, restartPolicy in a job spec",
     "schedulerName": "--gang volcano, koordinator, coscheduling or kueue",

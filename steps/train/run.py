@@ -60,7 +60,8 @@ def run(config: Config) -> Result:
         devices = machine_devices(os.environ)
         require_memory(config, spec, devices, config.model, config.known_tokens(), f"--dataset {config.dataset}")
     began, folder = time.time(), Path(os.environ.get(RUN_DIR_VARIABLE, f"runs/{config.run}")).absolute()
-    lines = ProgressLines(config.iterations, sys.stderr, time.monotonic, os.environ)
+    iterations = config.iterations if config.script_settings else 0
+    lines = ProgressLines(iterations, sys.stderr, time.monotonic, os.environ)
     try:
         outcome = asyncio.run(_train(config, spec, store, folder, lines.show))
     except (StoreError, JournalError) as error:
@@ -215,12 +216,13 @@ def _agent_command(config: Config, place: NodeBackend, check: list[str]) -> "Age
 class ProgressLines:
     """`iteration 140/200  loss 3.71  2 nodes  stall 0.3 %`: at most two lines a second; a new reason at once.
 
-    Argo gets the iterations done, of all.
+    Argo gets the iterations done, of all, if it is known how many they are.
     """
 
     def __init__(
         self, iterations: int, stream: TextIO, clock: Callable[[], float], environment: Mapping[str, str]
     ) -> None:
+        """`iterations`: of the whole training; 0: the script decides."""
         self._environment = environment
         self.loss: float | None = None
         """The newest report."""
@@ -248,7 +250,8 @@ class ProgressLines:
             return
         self._next = self._clock() + LINES_EVERY_S
         write_for_argo(progress.iteration, self._iterations, self._environment)
-        words = [f"iteration {progress.iteration}/{self._iterations}"]
+        of_all = f"/{self._iterations}" if self._iterations else ""
+        words = [f"iteration {progress.iteration}{of_all}"]
         if progress.loss is not None:
             words.append(f"loss {progress.loss:.2f}")
         words.append(f"{progress.nodes} node{'' if progress.nodes == 1 else 's'}")

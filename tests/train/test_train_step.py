@@ -44,6 +44,13 @@ def test_progress_is_told_at_most_twice_a_second_and_reasons_at_once(tmp_path: P
     assert lines.rate == pytest.approx(1 / 0.2)
 
 
+def test_a_training_of_unknown_length_tells_what_is_done_alone(tmp_path: Path) -> None:
+    out, argo = io.StringIO(), tmp_path / "progress"
+    ProgressLines(0, out, lambda: 10.0, {"ARGO_PROGRESS_FILE": str(argo)}).show(Progress(7, 2, 1, "goes on"))
+    assert out.getvalue() == "goes on\niteration 7  2 nodes\n"
+    assert not argo.exists()
+
+
 def test_nodes_are_left_training_unless_the_run_was_stopped_for_good(tmp_path: Path) -> None:
     assert stopped_for_good(tmp_path)
     (tmp_path / "workflow.json").write_text('{"spec": {}}')
