@@ -32,6 +32,10 @@ _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _GROUP = "PodGroup"
 _OF_CONTROLLER = "workflows.argoproj.io/"
 """The prefix of what Argo's controller writes and heeds on a Workflow."""
+_USER = (
+    "a cluster's pods run as user 1000 without capabilities, not as the image's user; nearest: securityContext of the "
+    "pod and of its container"
+)
 _INSTEAD = "nearest: a command that is only what it starts, and slots in a job spec"
 _NO_COMMAND = "it has no command, and its image's own is not known here"
 
@@ -84,12 +88,18 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
         f"{file}:{fields.line(path)}: {path_text(path)}: no counterpart; nearest: {nearest(path)}"
         for path in fields.unread()
     ]
+    if roles_without := [role.name for role in job.roles if not _has_user(role.pod)]:
+        more.append(f"{file}: {', '.join(roles_without)}: {_USER}")
     if not image:
         more.append(f"{file}: image {pod.image}: it must have Everstep installed; or give your own with --image")
     return Conversion(
         job.name, arguments, replace(pod, image=image or pod.image), job.metadata,
         tuple(as_text(note) for note in (*unmatched_fields, *more)),
     )  # fmt: skip
+
+
+def _has_user(pod: Pod) -> bool:
+    return any("runAsUser" in (fields.get("securityContext") or {}) for fields in (pod.template, pod.container))
 
 
 def _metadata(fields: Fields) -> dict[str, dict[str, str]]:

@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from everstep.cli.main import main
+from everstep.convert import convert
 from everstep.runtime.net.token import TOKEN_VARIABLE
-from tests.convert.stand_ins import JOBS
+from tests.convert.stand_ins import HEAD, JOBS, POD
 
 EACH = sorted(JOBS.glob("*.yaml"))
 
@@ -48,3 +49,13 @@ def test_flags_without_effect_are_refused(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert expected_text in captured.err
+
+
+def test_another_user_than_the_images_is_told_unless_the_job_says_one() -> None:
+    told = "f: worker: a cluster's pods run as user 1000 without capabilities, not as the image's user"
+    job = f"{HEAD}  replicaSpecs: {{worker: {{{POD}}}}}"
+    assert [note for note in convert(job, "f").notes if note.startswith(told)]
+    for place in ("spec: {", "image: i, "):
+        own = job.replace(place, f"{place}securityContext: {{runAsUser: 0}}, ")
+        assert own != job
+        assert "user 1000" not in "".join(convert(own, "f").notes)
