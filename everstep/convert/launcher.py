@@ -23,7 +23,9 @@ from everstep.convert.shell import (
 )
 
 _LAUNCHERS = ("torchrun", "dlrover-run")
-_MODULES = ("torch.distributed.run", "torch.distributed.launch", "dlrover.trainer.torch.elastic_run")
+_PASSES_RANK = "torch.distributed.launch"
+"""The launcher that tells a script its local rank by a flag, unless it has --use-env."""
+_MODULES = ("torch.distributed.run", _PASSES_RANK, "dlrover.trainer.torch.elastic_run")
 _STARTER = re.compile(
     rf"(?:^|[\s/;&|(])({'|'.join(map(re.escape, (*_LAUNCHERS, *_MODULES)))}|accelerate launch|deepspeed|horovodrun|"
     r"mpirun|mpiexec)(?=[ \t\\])"
@@ -31,7 +33,8 @@ _STARTER = re.compile(
 _CHECKS = ("network_check", "exclude_straggler", "switchbox_check")
 _MODULE = ("m", "module")
 _NO_PYTHON = "no_python"
-_SWITCHES = (*_CHECKS, *_MODULE, _NO_PYTHON, "standalone", "use_env")
+_USE_ENV = "use_env"
+_SWITCHES = (*_CHECKS, *_MODULE, _NO_PYTHON, _USE_ENV, "standalone")
 """Flags without a value."""
 SLOTS = "nproc_per_node"
 _COUNTS = {
@@ -41,7 +44,7 @@ _COUNTS = {
 _BOX_PAIRS = re.compile(r"\d+:\d+( \d+:\d+)*")
 _BEFORE = ("exec", "env")
 """Words that a shell's command may begin with, which change nothing in what it starts."""
-_RENDEZVOUS = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port")
+_RENDEZVOUS = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port", "standalone")
 """Flags that say where the nodes meet, which the train step decides."""
 _CONF = "rdzv_conf"
 _PATIENCE = {"join_timeout": "joinTimeout", "last_call_timeout": "joinWindow"}
@@ -103,8 +106,10 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: s
     if not rest:
         return None
     python = () if _NO_PYTHON in flags else ("python", "-m") if flags.keys() & set(_MODULE) else ("python",)
-    flags = {name: value for name, value in flags.items() if name not in (*_MODULE, _NO_PYTHON)}
     unfilled = tuple(word for word in rest if place and "$" in word)
+    if has_launcher and _PASSES_RANK in words[: -len(rest)] and _USE_ENV not in flags:
+        rest.insert(1, "--local-rank=${local_rank}")  # Each worker's agent fills it in.
+    flags = {name: value for name, value in flags.items() if name not in (*_MODULE, _NO_PYTHON, _USE_ENV)}
     launch = Launch((*python, *rest), flags, start.with_own(of_command), has_launcher, unfilled, output)
     is_whole = not (unfilled or output or launch.start.others)
     return launch if has_launcher or (launch.script and is_whole) else None

@@ -8,6 +8,7 @@ import pytest
 
 from everstep.convert import convert
 from everstep.convert.launcher import parse_launch
+from everstep.runtime.agent.environment import worker_command
 from everstep.steps.train.script import COMMAND
 from tests.convert.stand_ins import HEAD, POD
 
@@ -143,6 +144,23 @@ def test_a_launchers_module_or_program_is_what_each_worker_runs(command: list[st
     arguments = convert(text, "f").arguments
     assert (arguments["script"], arguments["nodes"]) == (COMMAND, 2)
     assert json.loads(*shlex.split(arguments["script_args"])) == {"worker": shlex.join(program)}
+
+
+@pytest.mark.parametrize(
+    ("flags", "arguments"), [([], ("--local-rank=${local_rank}", "--x")), (["--use-env"], ("--x",))]
+)
+def test_the_launcher_that_passes_a_local_rank_is_taken_at_its_word(
+    flags: list[str], arguments: tuple[str, ...]
+) -> None:
+    command = ["python", "-m", "torch.distributed.launch", "--nproc_per_node=2", *flags, "t.py", "--x"]
+    launch = parse_launch(command, {})
+    assert launch
+    assert (launch.script, launch.script_arguments) == ("t.py", arguments)
+    assert launch.flags == {"nproc_per_node": "2"}
+    pod = POD.replace("[python, t.py]", json.dumps(command))
+    converted = convert(f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}", "f").arguments
+    words = shlex.split(converted["script_args"])
+    assert worker_command(words, local_rank=1) == tuple(word.replace("${local_rank}", "1") for word in arguments)
 
 
 def test_no_worker_starts_a_launcher_where_roles_have_each_their_own() -> None:
