@@ -31,7 +31,7 @@ class Convert:
     to: Literal["yaml", "python"] = "yaml"
     """yaml: an Argo Workflow; python: a Hera pipeline with the same train step."""
     image: str = ""
-    """Image of the step and its nodes, with Everstep in it; empty: the job's own."""
+    """Image with Everstep in it, of the step and of all nodes that have the first role's image; empty: that image."""
     store: str = "runs/store"
     """Keeps checkpoints and journals. With s3://bucket/prefix the Workflow is for a cluster; with a directory for
     everstep workflow run."""

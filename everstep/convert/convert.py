@@ -92,6 +92,8 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
         more.append(f"{file}: {', '.join(roles_without)}: {_USER}")
     if not image:
         more.append(f"{file}: image {pod.image}: it must have Everstep installed; or give your own with --image")
+    for other_image in dict.fromkeys(role.pod.image for role in job.roles if role.pod.image != pod.image):
+        more.append(f"{file}: image {other_image}: it must have Everstep installed, too")
     return Conversion(
         job.name, arguments, replace(pod, image=image or pod.image), job.metadata,
         tuple(as_text(note) for note in (*unmatched_fields, *more)),

@@ -59,3 +59,14 @@ def test_another_user_than_the_images_is_told_unless_the_job_says_one() -> None:
         own = job.replace(place, f"{place}securityContext: {{runAsUser: 0}}, ")
         assert own != job
         assert "user 1000" not in "".join(convert(own, "f").notes)
+
+
+def test_each_image_that_must_have_everstep_is_named() -> None:
+    ps = POD.replace("image: i,", "image: j,")
+    job = f"{HEAD}  replicaSpecs: {{worker: {{{POD}}}, chief: {{{POD}}}, ps: {{{ps}}}}}"
+
+    def named(image: str) -> list[str]:
+        notes = convert(job, "f", image).notes
+        return [note.partition(": it must have Everstep")[0] for note in notes if "must have Everstep" in note]
+
+    assert (named(""), named("mine:1")) == (["f: image i", "f: image j"], ["f: image j"])
