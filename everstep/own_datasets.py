@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils.data import IterableDataset, Subset, default_collate
 
 from everstep.dataset_reading import FetchedBatch, Place, Position, Reading, Shape, Source
 from everstep.dataset_streams import Exchange, StreamsSource
@@ -91,7 +91,7 @@ class _IndexedSamples:
 
     def __getitems__(self, places: list[tuple[int, int]]) -> Any:
         """A dataset that reads many at once (Hugging Face's) is seeded with the first position."""
-        if hasattr(self.dataset, "__getitems__"):
+        if _reads_many(self.dataset):
             seed_cpu_generators(mix_seed(self.seed, places[0][0]))
             return self.dataset.__getitems__([index for _, index in places])
         return [self._read(position, index) for position, index in places]
@@ -99,6 +99,13 @@ class _IndexedSamples:
     def _read(self, position: int, index: int) -> Any:
         seed_cpu_generators(mix_seed(self.seed, position))
         return self.dataset[index]
+
+
+def _reads_many(dataset: Any) -> bool:
+    """Whether it has a way of its own to read many samples: torch's Subset has what is inside it."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return hasattr(dataset, "__getitems__")
 
 
 class _IterableStyle:

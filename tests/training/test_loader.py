@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from everstep.dataset_batches import ElasticSampler, LoadedBatch, Loader
 from everstep.dataset_reading import Reading, Shape
@@ -155,9 +155,12 @@ def test_unshuffled_samples_come_in_their_own_order() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_what_a_dataset_draws_at_random_depends_on_the_position_alone(workers: int) -> None:
+@pytest.mark.parametrize("dataset", [Numbers(), Subset(Subset(Numbers(), range(3, 22)), range(18))])
+def test_what_a_dataset_draws_at_random_depends_on_the_position_alone(
+    dataset: Dataset[tuple[int, float]], workers: int
+) -> None:
     def draws_of(world: int) -> list[float]:
-        loaders = [open_loader(Numbers(), rank, world, iterations=3, num_workers=workers) for rank in range(world)]
+        loaders = [open_loader(dataset, rank, world, iterations=3, num_workers=workers) for rank in range(world)]
         together = zip(*loaders, strict=True)
         return [number for batches in together for batch in batches for number in batch.data[1].tolist()]
 
