@@ -13,6 +13,7 @@ _NEAREST = {
     "namespace": "-n of kubectl and argo, --namespace of a pipeline",
     "dependsOn": "waitsFor in a job spec",
     "minSuccess": "completePolicy in a job spec",
+    "claims": "devices by the name of a resource, such as nvidia.com/gpu",
     "resourceLimits": "resources in a job spec",
     "envs": "env of a role's template in a job spec",
     "restartTimeout": "restartTimeout in a job spec",

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from everstep.convert.field_reader import Fields, number_in
+from everstep.convert.nearest import nearest
 from everstep.convert.shell import filled_in_at_start
 from everstep.convert.source import Pod
 from everstep.runtime.job import pod_template
@@ -59,7 +60,14 @@ def take_all(fields: Fields, holder: str, names: Iterable[str], path: FieldPath)
 
 
 def note_requests(fields: Fields, path: FieldPath) -> None:
-    """A node has one amount of each resource, its limit: a request beside another limit is noted."""
+    """A node has one amount of each resource, its limit, and always one of memory: what this changes is noted."""
+    if fields.has(*path, "claims"):
+        fields.note(f"no counterpart; nearest: {nearest(('claims',))}", *path, "claims")
+    memory_limit, memory = (fields.text_at(*path, kind, "memory") for kind in ("limits", "requests"))
+    if memory and not memory_limit:
+        fields.note(f"{memory}: here it is the limit, too; nearest: limits.memory", *path, "requests", "memory")
+    elif not memory_limit:
+        fields.note("no memory: nodes have the limit of the train step's own pod; nearest: limits.memory", *path)
     for name in fields.keys(*path, "requests"):
         request, limit = (fields.text_at(*path, kind, name) for kind in ("requests", "limits"))
         if limit and request != limit:

@@ -283,7 +283,7 @@ def test_a_master_that_differs_from_the_workers_is_listed() -> None:
     text = (JOBS / "pytorch_job.yaml").read_text()
     worker = text[text.index("    Worker:\n") :]
     master = worker.replace("Worker:", "Master:").replace("replicas: 10", "replicas: 1")
-    assert "pytorchReplicaSpecs.Master" not in noted(text + master)
+    assert "spec.pytorchReplicaSpecs.Master: differs" not in noted(text + master)
     differing = text + master.replace("--epochs=10", "--epochs=1")
     assert "spec.pytorchReplicaSpecs.Master: differs from Worker's: no counterpart" in noted(differing)
 
@@ -294,7 +294,16 @@ def test_a_request_beside_another_limit_is_listed() -> None:
     resources = convert(text, "f").arguments["job_spec"]["replicaSpecs"]["worker"]["resources"]
     assert resources == {"cpu": 4, "memory": "1Gi"}
     assert "resources.requests.cpu: 2: no counterpart; nearest: the limit, 4" in noted(text)
-    assert "requests.memory" not in noted(text)
+    assert "resources.requests.memory: 1Gi: here it is the limit, too; nearest: limits.memory" in noted(text)
+
+
+def test_what_a_nodes_one_amount_of_memory_changes_is_listed() -> None:
+    text = f"{HEAD}  replicaSpecs: {{worker: {{{POD}}}}}"
+    place = "f:5: spec.replicaSpecs.worker.template.spec.containers[0].resources"
+    assert f"{place}: no memory: nodes have the limit of the train step's own pod" in noted(text)
+    limited = text.replace("image: i,", "image: i, resources: {limits: {memory: 1Gi}, claims: [{name: a}]},")
+    assert "memory" not in noted(limited)
+    assert f"{place}.claims: no counterpart; nearest: devices by the name of a resource" in noted(limited)
 
 
 def test_a_trainjob_may_leave_its_image_to_the_flag_and_its_workers_to_the_devices() -> None:
