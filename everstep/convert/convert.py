@@ -177,7 +177,8 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
         raise fields.wrong(f"two of its roles are called {twice[0]}; give each a name of its own", "spec")
     launches = [launch for role in roles if (launch := _launch_of(role)) and launch.script]
     scripts = {(_path_of(launch), launch.script_arguments) for launch in launches}
-    if len(launches) == len(roles) and len(scripts) == len({role.pod.command for role in roles}) == 1:
+    is_one = len(launches) == len(roles) and len(scripts) == len({role.pod.command for role in roles}) == 1
+    if is_one and not any(_is_mounted(_path_of(launch), role) for role, launch in zip(roles, launches, strict=True)):
         roles = [_as_its_shell_sets(role, launch) for role, launch in zip(roles, launches, strict=True)]
         _take_script(launches[0], arguments)
         _take_flags(launches[0], arguments, policies, file, notes)
@@ -233,6 +234,12 @@ def _as_its_shell_sets(role: Role, launch: Launch) -> Role:
 def _path_of(launch: Launch) -> str:
     """The script's: the step begins in its image's folder, the workers in their pod's."""
     return posixpath.join(launch.start.folder, launch.script)
+
+
+def _is_mounted(path: str, role: Role) -> bool:
+    """Whether it is on a volume of the role, which the step's own pod does not have."""
+    mounts = (str(mount.get("mountPath")) for mount in role.pod.container.get("volumeMounts", []))
+    return any(posixpath.normpath(path).startswith(posixpath.join(mount, "")) for mount in mounts)
 
 
 def _take_script(launch: Launch, arguments: dict[str, Any]) -> None:

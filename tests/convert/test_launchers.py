@@ -146,6 +146,20 @@ def test_a_launchers_module_or_program_is_what_each_worker_runs(command: list[st
     assert json.loads(*shlex.split(arguments["script_args"])) == {"worker": shlex.join(program)}
 
 
+@pytest.mark.parametrize(("command", "is_told"), [("torchrun --max-restarts=2", False), ("python", True)])
+def test_a_script_on_a_volume_is_started_by_the_nodes_alone(command: str, is_told: bool) -> None:
+    line = ["sh", "-c", f"cd /code/src && A=1 {command} t.py --x"]
+    mounted = "image: i, volumeMounts: [{name: code, mountPath: /code}],"
+    pod = POD.replace("[python, t.py]", json.dumps(line)).replace("image: i,", mounted)
+    conversion = convert(f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}", "f")
+    commands = json.loads(*shlex.split(conversion.arguments["script_args"]))
+    assert conversion.arguments["script"] == COMMAND
+    assert shlex.split(commands["worker"]) == (line if is_told else ["python", "t.py", "--x"])
+    assert is_told == ("unchanged" in "".join(conversion.notes))
+    beside = pod.replace("mountPath: /code", "mountPath: /code/sr")
+    assert convert(f"{HEAD}  replicaSpecs: {{worker: {{{beside}}}}}", "f").arguments["script"] == "/code/src/t.py"
+
+
 @pytest.mark.parametrize(
     ("flags", "arguments"), [([], ("--local-rank=${local_rank}", "--x")), (["--use-env"], ("--x",))]
 )
