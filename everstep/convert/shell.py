@@ -12,14 +12,14 @@ _NOT_LITERAL = re.compile(r"[$`~*?\[()|;&<>]")
 _QUOTES = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\."""
 _QUOTED = re.compile(_QUOTES, re.DOTALL)
 _COMMENT = r"(?<![^\s;&(])#[^\n]*"
-_PIECE = re.compile(rf"(?P<comment>{_COMMENT})|{_QUOTES}|&&|.", re.DOTALL)
+_PIECE = re.compile(rf"(?P<comment>{_COMMENT})|{_QUOTES}|&&|[^'\"\\#&;()\n]+|.", re.DOTALL)
 """A shell's text is made of these. What is in quotes is one piece."""
 _LITERAL = re.compile(r"'[^']*'|\\.", re.DOTALL)
 _SYNTAX, _SUBSTITUTION = re.compile(r"[;|<>&()\n]"), re.compile(r"`|\$\(")
 _FILE = r"""[^\s'"|&;<>]+"""
-_OUTPUT = re.compile(rf"\s+(2>&1\s*)?(\|&?\s*tee(\s+-a)?\s+{_FILE}|&?>>?\s*{_FILE}(\s+2>&1)?|2>&1)\s*$")
-_ENDS = ("&&", ";", "\n")
-"""Of a command."""
+_OUTPUT = re.compile(rf"(?<=\s)(2>&1\s*)?(\|&?\s*tee(\s+-a)?\s+{_FILE}|&?>>?\s*{_FILE}(\s+2>&1)?|2>&1)\s*$")
+_AND = "\0"
+"""Stands for `&&` between commands: no argument of a program can have it."""
 _COMPOUND = re.compile(
     r"(if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function|\{|\}|!|\[\[)(\s|$)|\S+\s*\(\)"
 )
@@ -79,17 +79,23 @@ def filled_in_at_start(command: Sequence[str], names: Collection[str]) -> tuple[
 
 
 def split_commands(text: str) -> list[str]:
-    """A shell's text at each `&&`, `;` and line break that is in no quotes or parentheses, without comments and without
-    the line breaks that a backslash takes away. Empty: it decides which of its commands run, or what they read."""
-    commands, depth = [""], 0
+    """A shell's text at each `;` and line break outside of quotes and parentheses, and the last of these parts at each
+    `&&`: without comments, and without the line breaks that a backslash takes away. Empty: the text decides which of
+    its commands run, or what they read."""
+    parts, depth = [list[str]()], 0
     for match in _PIECE.finditer(text):
         piece = match[0] if match[0].startswith("'") else match[0].replace("\\\n", "")
         depth += (piece == "(") - (piece == ")")
-        if piece in _ENDS and depth == 0:
-            commands.append("")
+        if piece in (";", "\n") and depth == 0:
+            parts.append([])
+        elif piece == "&&" and depth == 0:
+            parts[-1].append(_AND)
         elif match["comment"] is None:
-            commands[-1] += piece
-    commands = [command.strip() for command in commands if command.strip()]
+            parts[-1].append(piece)
+    texts = [text for part in parts if (text := "".join(part).strip())]
+    # In `A && B; C` it is not known whether B is done.
+    commands = [text.replace(_AND, "&&") for text in texts[:-1]]
+    commands += [command.strip() for command in "".join(texts[-1:]).split(_AND)]
     decides = any(_COMPOUND.match(command) or "<<" in _QUOTED.sub("", command) for command in commands)
     return [] if decides else commands
 

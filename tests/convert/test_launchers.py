@@ -198,7 +198,8 @@ def test_no_worker_starts_a_launcher_where_roles_have_each_their_own() -> None:
         ("(bash chaos.sh cpu-overload &) && cd /w && dlrover-run a.py", "/w", {}, ("(bash chaos.sh cpu-overload &)",)),
         ("pip install x; export A=1 && torchrun a.py", "", {"A": "1"}, ("pip install x",)),
         ("set -e\n# don't\ncd /w # a; b\nA=1 exec env B=2 torchrun \\\n a.py", "/w", {"A": "1", "B": "2"}, ("set -e",)),
-        ("echo 'a && b; c' && A=$(x; y); torchrun a.py", "", {}, ("echo 'a && b; c'", "A=$(x; y)")),
+        ("echo 'a && b; c'; A=$(x; y) && torchrun a.py", "", {}, ("echo 'a && b; c'", "A=$(x; y)")),
+        ("x && export A=1; y && export B=2 && torchrun a.py", "", {"B": "2"}, ("x && export A=1", "y")),
     ],
 )  # fmt: skip
 def test_what_the_shell_does_first(line: str, folder: str, variables: dict[str, str], others: tuple[str, ...]) -> None:
