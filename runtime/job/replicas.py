@@ -123,15 +123,22 @@ def overdue_scaling(state: State, spec: JobSpec) -> Iterator[tuple[float, str, i
         timeout_s, asked = scale_out_timeout_s(state, spec, role), state.asked.get(role)
         if not timeout_s or asked is None:
             continue
-        late = [
-            max(node.requested_at, asked.time)
-            for node in state.nodes.select(role, (NodePhase.REQUESTED,))
-            if not node.replaces
-        ]
+        requested = state.nodes.select(role, (NodePhase.REQUESTED,))
+        late = [max(since, asked.time) for node in requested if (since := _awaited_since(state, node)) is not None]
         if late:
             attainable = max(state.nodes.count(role, LIVE) - len(late), role_spec.min_nodes)
             if attainable < desired_size(state, spec, role):
                 yield max(max(late), state.awake_since) + timeout_s, role, attainable
+
+
+def _awaited_since(state: State, node: NodeState) -> float | None:
+    """When a new node was requested: itself, or the first of those before it that failed without having joined. None:
+    the job has had this node; what is requested is its replacement."""
+    while node.replaces:
+        node = state.nodes[node.replaces]
+        if node.joined_at:
+            return None
+    return node.requested_at
 
 
 def scale_out_timeout_s(state: State, spec: JobSpec, role: str) -> float:

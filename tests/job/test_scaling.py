@@ -1,6 +1,6 @@
 """Another number of nodes is requested while a job runs, and some of them may not come."""
 
-from everstep.runtime.job.events import ScaleRequested
+from everstep.runtime.job.events import NodeGone, ScaleRequested
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.records import DesiredChanged
@@ -67,6 +67,35 @@ def test_a_request_may_bring_its_own_time_and_the_next_one_has_the_roles_again()
     world.send(ScaleRequested("worker", 3))
     world.wait(120)
     assert world.state.nodes["worker-2-1"].phase is NodePhase.REQUESTED, "no time-out of an earlier request"
+
+
+def test_a_new_node_that_fails_before_it_joins_gets_no_more_time() -> None:
+    world = World(platform({"worker": RoleSpec(2, 1, max_nodes=4)}))
+    world.join_all()
+    world.wait(1)
+    world.send(ScaleRequested("worker", 4, 60.0))
+    asked_at = world.now
+    for launch in range(2):
+        world.wait(20)
+        world.send(NodeGone(f"worker-2-{launch}", "no such image"))
+    assert world.names(NodePhase.REQUESTED) == ["worker-2-2", "worker-3-0"]
+    world.wait(20)
+    assert (changes(world)[-1].nodes, changes(world)[-1].time) == (2, asked_at + 60)
+    assert not world.names(NodePhase.REQUESTED)
+    assert world.state.phase is JobPhase.RUNNING
+
+
+def test_the_replacement_of_a_node_that_has_trained_is_not_given_up_with_the_new_ones() -> None:
+    world = World(platform({"worker": RoleSpec(2, 1, max_nodes=4)}))
+    world.join_all()
+    world.wait(1)
+    world.send(ScaleRequested("worker", 3, 60.0))
+    asked_at = world.now
+    world.send(NodeGone("worker-1-0", "its machine failed"))
+    world.send(NodeGone("worker-1-1", "no such image"))
+    world.wait(60)
+    assert (changes(world)[-1].nodes, changes(world)[-1].time) == (2, asked_at + 60)
+    assert world.names(NodePhase.REQUESTED) == ["worker-1-2"]
 
 
 def test_where_nodes_come_by_themselves_none_is_given_up_for_coming_late() -> None:
