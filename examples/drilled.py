@@ -1,6 +1,6 @@
 """A chaos drill before a step of your own: corpus -> tokenize -> train with faults -> verdict -> RELEASE.
 
-Your step runs only if the drill holds: each fault fired, and none cost more than its limit.
+Your step runs only if the drill holds: each fault that can be injected here fired, and none cost more than its limit.
 """
 
 from dataclasses import dataclass

@@ -7,20 +7,26 @@ Put it into your own pipeline with the arguments of your train step:
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from everstep.runtime.chaos.injector import BY_CHAOSBLADE, Kind
+from everstep.runtime.job.spec import JobSpec
+from everstep.runtime.job.spec_writer import mapping_of
 from everstep.steps import train, verdict
 from everstep.steps.chaos.template import task as chaos_task
 from everstep.steps.entry import StepError
 from everstep.steps.template import StepTask
+from everstep.steps.train.job import ROLE, job_of
 from everstep.steps.verdict.config import Experiment
 
 _ENDED = ("Succeeded", "Failed", "Errored", "Skipped", "Omitted")
 """How a task may have ended for the next experiment to begin."""
+_DECIDED = ("job_spec", "max_relaunches", "replacement_wait_s")
+"""Flags of the train step that the drill merges or decides itself."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ def drill(
     after: StepTask | None = None,
     only: str = "",
     nodes: int = 2,
+    min_nodes: int = 1,
     iterations: int = 100,
     node_memory: str = "2Gi",
     seed: int = 0,
@@ -85,16 +92,23 @@ def drill(
     **arguments: Any,
 ) -> StepTask:
     """Add the experiments to the DAG; returns the verdict's task. `after`: the task that they begin after.
-    `chaosblade`: its operator injects the faults that it can.
+    `chaosblade`: its operator injects the faults that it can. `node_memory`: where a fault needs a limit and the job's
+    spec has none.
 
-    `arguments` are those of the train step, for all trainings. Raises StepError for an unknown experiment.
+    `arguments` are those of the train step, for all trainings, its job_spec among them. How often a node is replaced,
+    and how long the others wait for it, the drill decides. Raises StepError for an unknown experiment, and for
+    arguments that must be known here: `persist_interval`, `certify_interval`, `job_spec`.
     """
     names = check_names(only)
-    every = max(1, iterations // 5)
+    own = _own_spec(arguments.pop("job_spec", ""))
+    certified = _number("certify_interval", arguments.get("certify_interval") or own.get("certifyInterval", 0))
+    every = _number("persist_interval", arguments.get("persist_interval") or _cadence(iterations, certified))
     common = {"iterations": iterations, "persist_interval": every, **arguments}
+    common = {name: value for name, value in common.items() if name not in _DECIDED}
     before: list[StepTask] = []
     for name, case in {_reference(CASES[name]): CASES[name] for name in names}.items():
-        calm = {**common, "iterations": iterations * case.times, **_spec({}, case.nodes or nodes, "")}
+        spec = _spec(own, {}, case.nodes or nodes, min_nodes, "")
+        calm = {**common, "iterations": iterations * case.times, **spec}
         reference = _after(before, train.task(f"train-{name}", **calm))
         if not before and after is not None:
             reference.depends = after.name
@@ -102,19 +116,23 @@ def drill(
     experiments = []
     for name in names:
         case = CASES[name]
-        job = {"iterations": iterations * case.times, **_spec(case.role, case.nodes or nodes, node_memory)}
-        training = _after(before, train.task(f"train-{name}", **{**common, **case.train, **job}))
+        spec = _spec(own, case.role, case.nodes or nodes, min_nodes, node_memory)
+        job = {**common, **case.train, "iterations": iterations * case.times, **spec}
         fault = {"kind": case.kind.value, "target": f"train-{name}", "iterations": iterations, "seed": seed}
         by_operator = {"chaosblade": True} if chaosblade and case.kind in BY_CHAOSBLADE else {}
-        injected = _after(before, chaos_task(f"chaos-{name}", **fault, **by_operator, **case.chaos))
-        before = [training, injected]
-        experiments.append(_experiment(name, case, every))
+        beside = [train.task(f"train-{name}", **job), chaos_task(f"chaos-{name}", **fault, **by_operator, **case.chaos)]
+        for task in beside:
+            _after(before, task)
+            task.depends = f"train-{_reference(case)}.Succeeded && {task.depends}"
+        before = beside
+        experiments.append(_experiment(name, case, every, certified))
     experiments_json = msgspec.json.encode(experiments).decode()
     return _after(before, verdict.task(experiments=experiments_json))
 
 
-def _experiment(name: str, case: Case, every: int) -> Experiment:
-    lost_limit = 2 * every if math.isinf(case.lost) else int(case.lost)
+def _experiment(name: str, case: Case, every: int, certified: int) -> Experiment:
+    """With states that are certified each so many iterations, only those are restored."""
+    lost_limit = 2 * every if math.isinf(case.lost) else int(case.lost) + certified
     seconds = 0.0 if math.isinf(case.seconds) else case.seconds
     return Experiment(name, seconds, lost_limit, case.starts, case.same, _reference(case))
 
@@ -124,14 +142,42 @@ def _reference(case: Case) -> str:
     return "-".join(["reference", *([str(case.nodes)] if case.nodes else []), *(["long"] if case.times > 1 else [])])
 
 
-def _spec(fields: dict[str, Any], nodes: int, memory: str) -> dict[str, Any]:
-    """The job's spec, with these fields of its role. Faults of nodes never use up its patience."""
-    role = json.loads(json.dumps(fields).replace('"memory": ""', f'"memory": "{memory}"'))
+def _number(name: str, value: object) -> int:
+    """Raises StepError: it is only known when the workflow runs."""
+    try:
+        return int(str(value))
+    except ValueError:
+        raise StepError(f"drill: {name} {value}: give a number; the limits of the experiments follow from it") from None
+
+
+def _cadence(iterations: int, certified: int) -> int:
+    """Iterations between two checkpoints: five in a training, all of them certified."""
+    every = max(1, iterations // 5)
+    return math.ceil(every / certified) * certified if certified else every
+
+
+def _own_spec(value: object) -> Mapping[str, Any]:
+    """The job's spec as the train step gets it, a JobSpec or text, as a mapping. Raises StepError."""
+    if not value:
+        return {}
+    spec = value if isinstance(value, JobSpec) else job_of(train.Config(job_spec=str(value)))
+    return {name: inside for name, inside in mapping_of(spec).items() if name != "job"}
+
+
+def _spec(own: Mapping[str, Any], fields: dict[str, Any], nodes: int, min_nodes: int, memory: str) -> dict[str, Any]:
+    """The job's spec, with these fields of the role that trains. Faults of nodes never use up its patience."""
+    roles: Mapping[str, Any] = own.get("replicaSpecs", {ROLE: {}})
+    trains = ROLE if ROLE in roles else next(iter(roles))
+    fields = json.loads(json.dumps(fields).replace('"memory": ""', f'"memory": "{memory}"'))
+    role = {**roles[trains], "replicas": nodes, "minReplicas": min(min_nodes, nodes), **fields}
+    if "resources" in fields:
+        role["resources"] = {**fields["resources"], **roles[trains].get("resources", {})}
     spec = {
-        "replicaSpecs": {"worker": {"replicas": nodes, "minReplicas": 1, **role}},
-        "patience": {"replacementWait": 120, "maxRelaunches": 10, "coolDown": 1},
+        **own,
+        "replicaSpecs": {**roles, trains: role},
+        "patience": {**own.get("patience", {}), "replacementWait": 120, "maxRelaunches": 10, "coolDown": 1},
     }
-    return {"job_spec": json.dumps(spec, separators=(",", ":")), "nodes": nodes}
+    return {"job_spec": json.dumps(spec, separators=(",", ":")), **({"nodes": nodes} if trains == ROLE else {})}
 
 
 def _after(before: list[StepTask], task: StepTask) -> StepTask:

@@ -106,7 +106,9 @@ def row(
 
 
 def _standstill(gap: float, limit: float, start_s: float) -> Check:
-    """`limit`: 0 is none; `start_s`: what a start of nodes may take besides."""
+    """`gap`: 0 if no iteration followed; `limit`: 0 is none; `start_s`: what a start of nodes may take besides."""
+    if not gap:
+        return Check("no new iteration after the fault: it met no training", False)
     if not limit:
         return Check(f"{gap:.1f} (no limit)", True)
     besides = f" and {start_s:.1f} for a start" if start_s else ""

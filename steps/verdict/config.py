@@ -29,7 +29,7 @@ class Experiment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Config:
     """Compare the final state, the order of the samples, iterations and seconds of each training with the reference.
 
-    Writes one page, drill.html. Exit code 1 if any line does not hold.
+    Writes one page, drill.html. Exit code 1 if any line does not hold, or no fault could be injected.
     """
 
     experiments: str = "[]"

@@ -20,7 +20,7 @@ PAGE = "drill.html"
 
 
 def run(config: Config) -> Result:
-    """Write the page. Raises StepError with exit code 1 if a line does not hold, after that."""
+    """Write the page. Raises StepError with exit code 1 if a line does not hold, or no fault fired, after that."""
     from everstep.runtime.report import WorkflowFacts, read_run
     from everstep.runtime.store import open_store
 
@@ -34,9 +34,13 @@ def run(config: Config) -> Result:
             continue
         if experiment.reference not in references:
             references[experiment.reference] = _training(store, run_data, experiment.reference)
-        mine = _training(store, run_data, experiment.name)
-        rows.append(row(experiment, fault_fired, "it did not fire; see the log of its step", mine,
-                        references[experiment.reference], config.tolerance))  # fmt: skip
+        mine, reference = _training(store, run_data, experiment.name), references[experiment.reference]
+        why = "it did not fire; see the log of its step"
+        if reference.result != "succeeded":
+            why = (
+                f"not tried: the undisturbed training {reference.result or 'did not end'}: train-{experiment.reference}"
+            )
+        rows.append(row(experiment, fault_fired, why, mine, reference, config.tolerance))
         print(in_words(rows[-1]), file=sys.stderr, flush=True)
     page = write_page(config, rows, references)
     good = sum(outcome.good for outcome in rows)
@@ -47,6 +51,8 @@ def run(config: Config) -> Result:
     )
     if bad:
         raise StepError(f"{line}; not: {', '.join(bad)}; see {page}", ExitCode.FAILED)
+    if not good:
+        raise StepError(f"{line}: no fault met a training, so nothing is shown; see {page}", ExitCode.FAILED)
     facts = {"experiments": len(rows), "hold": good, "refused": refused_names}
     return Result(line, {"verdict": line}, facts, {PAGE: page})
 

@@ -9,26 +9,43 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from hera.workflows import DAG, Workflow
 
+from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.report.history import Point
+from everstep.runtime.store import open_store
+from everstep.steps import train
 from everstep.steps.chaos.drill import CASES, check_names, drill
 from everstep.steps.entry import StepError
+from everstep.steps.train.job import job_of
 from everstep.steps.verdict.compare import Training, compare_samples, compare_states, cost, row
 from everstep.steps.verdict.config import Config, Experiment
+from everstep.steps.verdict.run import run as give_verdict
 from tests.harness import ROOT
 from tests.tokenized import SMALL_MODEL, fill_store, small_corpus
 
 FIRED = {"kind": "crash", "node": "n", "time": 2.5, "evidence": "killed"}
 
 
-def tasks(only: str, *, chaosblade: bool = False) -> dict[str, Any]:
+def tasks(only: str, **arguments: Any) -> dict[str, Any]:
     """By name, of a workflow with the drill."""
     with Workflow(generate_name="w-", entrypoint="main") as workflow, DAG(name="main", fail_fast=False):
-        drill(only=only, iterations=50, dataset="d", chaosblade=chaosblade)
+        drill(only=only, iterations=50, dataset="d", **arguments)
     templates = workflow.to_dict()["spec"]["templates"]
     return {task["name"]: task for template in templates if "dag" in template for task in template["dag"]["tasks"]}
+
+
+def values(task: dict[str, Any]) -> dict[str, str]:
+    """A task's arguments."""
+    return {parameter["name"]: parameter["value"] for parameter in task["arguments"]["parameters"]}
+
+
+def job(task: dict[str, Any]) -> JobSpec:
+    """The job of a training, as its step reads it."""
+    given = {name.replace("-", "_"): value for name, value in values(task).items() if name in ("job-spec", "nodes")}
+    return job_of(train.Config(**{**given, "nodes": int(given.get("nodes", 2))}))
 
 
 def curve(*losses: float, step: float = 1.0) -> list[Point]:
@@ -58,12 +75,62 @@ def test_each_experiment_is_a_training_beside_its_fault_after_a_reference_of_its
     assert "train-process-crash.Failed" in task_names["train-three-four-three"]["depends"]
 
 
+def test_without_its_reference_an_experiment_is_left_out() -> None:
+    task_names = tasks("process-crash,three-four-three")
+    for name, reference in (("process-crash", "reference"), ("three-four-three", "reference-3-long")):
+        for part in ("train", "chaos"):
+            assert task_names[f"{part}-{name}"]["depends"].startswith(f"train-{reference}.Succeeded && ")
+    assert "train-three-four-three.Omitted" in task_names["verdict"]["depends"]
+
+
+OWN = """
+replicaSpecs:
+  worker: {replicas: 6, minReplicas: 4, maxReplicas: 8, slots: 2, resources: {cpu: 2, memory: 8Gi}}
+  ps: {replicas: 1}
+patience: {maxRestarts: 7, replacementWait: 5}
+certifyInterval: 10
+"""
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_drill_takes_the_job_spec_of_your_step(as_text: bool) -> None:
+    own = OWN if as_text else job_of(train.Config(job_spec=OWN))
+    task_names = tasks("memory-80,three-four-three", job_spec=own, min_nodes=2, max_relaunches=3, replacement_wait_s=5)
+    for name, nodes, most in (("train-memory-80", 2, 8), ("train-three-four-three", 3, 4)):
+        spec = job(task_names[name])
+        worker = spec.roles["worker"]
+        assert (worker.nodes, worker.min_nodes, worker.max_nodes, worker.slots) == (nodes, 2, most, 2)
+        assert (worker.resources.cpu, worker.resources.memory_bytes) == (2, 8 << 30)
+        assert spec.roles["ps"].nodes == 1
+        patience = spec.patience
+        assert (patience.max_restarts, patience.replacement_wait_s, patience.max_relaunches) == (7, 120, 10)
+        assert spec.certify_interval == 10
+    assert [experiment["lost"] for experiment in json.loads(values(task_names["verdict"])["experiments"])] == [11, 11]
+
+
+def test_a_drill_takes_the_arguments_of_your_step() -> None:
+    own = {"workers_per_node": 2, "persist_interval": 15, "certify_interval": 5, "script": "mine.py", "spares": 1}
+    task_names = tasks("process-crash,everything-lost", **own)
+    for name in ("train-reference", "train-process-crash"):
+        expected = {"workers-per-node": "2", "persist-interval": "15", "certify-interval": "5", "script": "mine.py"}
+        assert expected.items() <= values(task_names[name]).items()
+    crash, everything = json.loads(values(task_names["verdict"])["experiments"])
+    assert (crash["lost"], everything["lost"]) == (1 + 5, 2 * 15)
+
+
+def test_states_that_go_to_the_store_are_certified_ones() -> None:
+    assert values(tasks("process-crash", certify_interval=4)["train-reference"])["persist-interval"] == "12"
+
+
+def test_what_the_limits_follow_from_must_be_known() -> None:
+    with pytest.raises(StepError, match=r"drill: persist_interval \{\{workflow.parameters.p\}\}: give a number"):
+        tasks("process-crash", persist_interval="{{workflow.parameters.p}}")
+
+
 def test_chaosblades_operator_gets_the_faults_that_it_can_do() -> None:
     task_names = tasks("process-crash,network-loss", chaosblade=True)
     by_operator = {
-        name: {parameter["name"]: parameter["value"] for parameter in task["arguments"]["parameters"]}.get("chaosblade")
-        for name, task in task_names.items()
-        if name.startswith("chaos-")
+        name: values(task).get("chaosblade") for name, task in task_names.items() if name.startswith("chaos-")
     }
     assert by_operator == {"chaos-network-loss": "True", "chaos-process-crash": None}
 
@@ -100,6 +167,41 @@ def test_what_differs_does_not_hold(changes: dict[str, Any]) -> None:
     vars(case).update(changes)
     reference = training(curve(3, 2, 1), a=[1.0, 2.0])
     assert not row(Experiment("e", seconds=3, lost=1), case.fired, "", case.mine, reference, 0.02).good
+
+
+def test_a_fault_after_the_last_iteration_has_shown_nothing() -> None:
+    mine = reference = training(curve(3, 2, 1), a=[1.0, 2.0])
+    for seconds in (5, 0):
+        late = row(Experiment("e", seconds=seconds, lost=1), {**FIRED, "time": 3.5}, "", mine, reference, 0.02)
+        assert (late.good, late.seconds.good) == (False, False)
+
+
+def judge(folder: Path, *experiments: Experiment, **chaos_facts: dict[str, Any]) -> str:
+    """Why the verdict on these experiments fails; the facts are those of each fault's step."""
+    store = open_store(str(folder / "store"))
+    for name, facts in chaos_facts.items():
+        store.put(f"runs/r/steps/chaos-{name}.json", json.dumps({"facts": facts}).encode())
+    config = Config(
+        experiments=msgspec.json.encode(experiments).decode(),
+        uid="u",
+        store=store.uri,
+        run="r",
+        outputs=str(folder / "outputs"),
+    )
+    with pytest.raises(StepError) as caught:
+        give_verdict(config)
+    assert caught.value.code == 1
+    return str(caught.value)
+
+
+def test_a_drill_without_any_fault_shows_nothing(tmp_path: Path) -> None:
+    why = judge(tmp_path, Experiment("a", 5, 1), a={"refused": "this machine has none mounted"})
+    assert "0 of 1 experiments hold; not possible here: a: no fault met a training" in why
+
+
+def test_an_experiment_whose_reference_failed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "0 of 1 experiments hold; not: a;" in judge(tmp_path, Experiment("a", 5, 1))
+    assert "a: not tried: the undisturbed training did not end: train-reference" in capsys.readouterr().err
 
 
 def test_where_nodes_must_start_anew_they_may_take_as_long_as_those_of_the_reference() -> None:
