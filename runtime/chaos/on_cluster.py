@@ -6,18 +6,19 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from everstep.runtime.chaos import in_pod
 from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.job_pods import SEEN_S, JobPods, Pod
-from everstep.runtime.chaos.progress import Progress, mention_of, oom_fired
+from everstep.runtime.chaos.progress import Progress, mention_of, oom_fired, role_to_resize
 from everstep.runtime.job.reasons import Reason
-from everstep.runtime.job.records import FaultJudged, NodeLost, RoundFormed
+from everstep.runtime.job.records import FaultJudged, NodeLost
 from everstep.runtime.platform.kubernetes import KubeApi, KubeError
 from everstep.runtime.platform.kubernetes.pods import AGENT_CONTAINER, GRACE_S, object_name
-from everstep.runtime.platform.kubernetes.sizes import KEY, format_sizes, parse_sizes
+from everstep.runtime.platform.kubernetes.sizes import KEY, bounds_of, format_sizes, parse_sizes
 
 TAINT = {"key": "everstep/chaos", "value": "drill", "effect": "NoExecute"}
 ARGO_NODE = "workflows.argoproj.io/node-name"
@@ -115,44 +116,64 @@ class ClusterInjector:
         return FiredFault(fault.kind, "", await self._delete(pods, 0), f"{len(pods)} pods deleted")
 
     async def _resize(self, fault: Fault) -> FiredFault:
+        """One node more, then the size that the job had, whatever happened meanwhile."""
         name, moment = object_name(self._progress.job), time.time()
-        sizes = parse_sizes(await self._api.get("configmaps", name))
-        role, before = next(iter(sizes.items()))
-        sizes_seen = [before]
-        for target in (before + 1, before):
-            await self._api.patch("configmaps", name, {"data": {KEY: format_sizes({**sizes, role: target})}})
-            await self._progress.wait(
-                lambda target=target: self._world(role) == target, f"{target} nodes train", SEEN_S
-            )
-            sizes_seen.append(target)
-        return FiredFault(fault.kind, "", moment, f"rounds of {' -> '.join(map(str, sizes_seen))} nodes")
+        config_map = await self._api.get("configmaps", name)
+        sizes = parse_sizes(config_map)
+        role = role_to_resize(sizes)
+        before, bounds = sizes[role], bounds_of(config_map, role)
+        if bounds and before >= bounds[1]:
+            raise NotPossibleError(f"the job has its {before} {role} nodes already: raise the role's maxReplicas")
+        try:
+            await self._scale(name, {**sizes, role: before + 1})
+            await self._wait_for_members(role, before + 1)
+        finally:
+            await self._api.retry(lambda: self._scale(name, sizes))
+        await self._wait_for_members(role, before)
+        return FiredFault(fault.kind, "", moment, f"rounds of {before} -> {before + 1} -> {before} nodes")
 
-    def _world(self, role: str) -> int:
-        """Nodes of that role in the newest round."""
-        rounds_formed = [record for record in self._progress.records() if isinstance(record, RoundFormed)]
-        return len(rounds_formed[-1].round.members[role]) if rounds_formed else 0
+    async def _scale(self, config_map: str, sizes: Mapping[str, int]) -> None:
+        await self._api.patch("configmaps", config_map, {"data": {KEY: format_sizes(sizes)}})
+
+    async def _wait_for_members(self, role: str, nodes: int) -> None:
+        await self._progress.wait(lambda: self._progress.members(role) == nodes, f"{nodes} nodes train", SEEN_S)
 
     async def _mark_machine(self, fault: Fault) -> FiredFault:
         """The machine takes no new pods; a taint evicts those that are there, otherwise the pod is deleted."""
         name, pod = await self._pods.victim(fault)
         machine = pod["spec"]["nodeName"]
         before = (await self._api.get("nodes", machine)).get("spec") or {}
-        taints = before.get("taints") or []
-        cordon = fault.kind is Kind.CORDON
-        moment = time.time()
-        await self._api.patch(
-            "nodes", machine, {"spec": {"unschedulable": True} if cordon else {"taints": [*taints, TAINT]}}
-        )
+        cordon, moment = fault.kind is Kind.CORDON, time.time()
         try:
             if cordon:
+                await self._api.patch("nodes", machine, {"spec": {"unschedulable": True}})
                 await self._delete([pod], GRACE_S)
             else:
+                await self._set_taint(machine, present=True)
                 await self._pods.wait_until_going(pod)
             await asyncio.sleep(fault.seconds)
         finally:
-            back = {"unschedulable": before.get("unschedulable")} if cordon else {"taints": taints}
-            await self._api.retry(lambda: self._api.patch("nodes", machine, {"spec": back}))
+            if cordon:
+                back = {"spec": {"unschedulable": before.get("unschedulable")}}
+                await self._api.retry(lambda: self._api.patch("nodes", machine, back))
+            else:
+                await self._set_taint(machine, present=False)
         return FiredFault(fault.kind, name, moment, f"machine {machine} for {fault.seconds:g} s; its pod had to go")
+
+    async def _set_taint(self, machine: str, *, present: bool) -> None:
+        """Leave alone the taints of others, also those that come meanwhile. Raises KubeError."""
+        while True:
+            node = await self._api.retry(lambda: self._api.get("nodes", machine))
+            taints = [taint for taint in node["spec"].get("taints") or [] if taint["key"] != TAINT["key"]]
+            change = {
+                "metadata": {"resourceVersion": node["metadata"]["resourceVersion"]},
+                "spec": {"taints": [*taints, TAINT] if present else taints},
+            }
+            try:
+                return await self._api.retry(partial(self._api.patch, "nodes", machine, change))
+            except KubeError as error:
+                if error.status != HTTPStatus.CONFLICT:  # Somebody else has changed the machine since.
+                    raise
 
     async def _do_in_pod(self, fault: Fault) -> FiredFault:
         name, pod = await self._pods.victim(fault)

@@ -15,8 +15,8 @@ import psutil
 
 from everstep.runtime.chaos import clock, full_disk, groups, load, packet_loss, slow_disk, store_outage, victims
 from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
-from everstep.runtime.chaos.progress import LOOK_S, Progress, mention_of, oom_fired
-from everstep.runtime.job.records import FaultJudged, NodeLeaving, NodeLost, RoundFormed
+from everstep.runtime.chaos.progress import LOOK_S, Progress, mention_of, oom_fired, role_to_resize
+from everstep.runtime.job.records import FaultJudged, NodeLeaving, NodeLost
 from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.system.processes import find_processes
 
@@ -299,40 +299,36 @@ class MachineInjector:
 
     async def _resize(self, fault: Fault) -> FiredFault:
         """One node more for some iterations, then the size that the job had, whatever happened meanwhile."""
-        before, moment = self._progress.size(), time.time()
-        await self._scale(before + 1)
+        role = role_to_resize(self._progress.state().nodes.roles())
+        before, moment = self._progress.size(role), time.time()
+        await self._scale(role, before + 1)
         try:
-            await self._wait_for_world(before + 1)
+            await self._wait_for_members(role, before + 1)
             newest = self._progress.iteration()
             await self._progress.wait(lambda: self._progress.iteration() > newest + 2, "they have trained", 2 * SEEN_S)
         finally:
-            await self._scale_back(before)
-        await self._wait_for_world(before)
+            await self._scale_back(role, before)
+        await self._wait_for_members(role, before)
         return FiredFault(fault.kind, "", moment, f"rounds of {before} -> {before + 1} -> {before} nodes")
 
-    async def _scale_back(self, nodes: int) -> None:
+    async def _scale_back(self, role: str, nodes: int) -> None:
         """Again and again while no master answers. Raises NotFiredError."""
         until = time.monotonic() + SEEN_S
         while True:
             try:
-                return await self._scale(nodes)
+                return await self._scale(role, nodes)
             except NotFiredError:
                 if time.monotonic() > until:
                     raise
             await asyncio.sleep(LOOK_S)
 
-    async def _wait_for_world(self, nodes: int) -> None:
-        await self._progress.wait(lambda: self._world() == nodes, f"{nodes} nodes train", 2 * SEEN_S)
+    async def _wait_for_members(self, role: str, nodes: int) -> None:
+        await self._progress.wait(lambda: self._progress.members(role) == nodes, f"{nodes} nodes train", 2 * SEEN_S)
 
-    def _world(self) -> int:
-        """Nodes of the newest round."""
-        rounds_formed = [record for record in self._progress.records() if isinstance(record, RoundFormed)]
-        return sum(map(len, rounds_formed[-1].round.members.values())) if rounds_formed else 0
-
-    async def _scale(self, nodes: int) -> None:
+    async def _scale(self, role: str, nodes: int) -> None:
         """As a user asks for it. Raises NotFiredError."""
         name, runs = self._run_dir.name + (f"/{self._step}" if self._step else ""), str(self._run_dir.parent)
-        words = ["-m", "everstep", "scale", name, "--nodes", str(nodes), "--runs", runs]
+        words = ["-m", "everstep", "scale", name, "--role", role, "--nodes", str(nodes), "--runs", runs]
         scaling = await asyncio.create_subprocess_exec(
             sys.executable, *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
         )

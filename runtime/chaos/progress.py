@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -42,10 +42,14 @@ class Progress:
         except (JournalError, StoreError):
             return []
 
-    def size(self) -> int:
-        """How many nodes the job is to have: those that train, and those on their way."""
-        nodes = self.state().nodes.values()
-        return sum(node.phase in LIVE and not node.is_leaving for node in nodes)
+    def size(self, role: str) -> int:
+        """How many nodes of that role the job is to have: those that train, and those on their way."""
+        return self.state().nodes.count(role, LIVE)
+
+    def members(self, role: str) -> int:
+        """Nodes of that role in the newest round."""
+        current = self.state().round
+        return len(current.members.get(role, ())) if current else 0
 
     def training_nodes(self) -> list[str]:
         """The nodes of the running round, by name."""
@@ -114,6 +118,13 @@ class Progress:
 
     def _signs_of_life(self) -> tuple[int, float]:
         return self.iteration(), self.state().time
+
+
+def role_to_resize(roles: Collection[str]) -> str:
+    """The role that gets another size: `worker`, or the job's first one. Raises NotFiredError: there is none."""
+    if not roles:
+        raise NotFiredError("the job has no nodes yet")
+    return "worker" if "worker" in roles else next(iter(roles))
 
 
 def mention_of(record: Record) -> str:

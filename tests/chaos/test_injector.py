@@ -77,7 +77,7 @@ def test_a_job_that_waits_for_lost_nodes_is_no_smaller(tmp_path: Path, monkeypat
     for node in ("worker-1-0", "worker-3-0"):
         world.send(NodeGone(node, "test"))
     world.join("worker-0-0")
-    assert (len(world.names(NodePhase.REQUESTED)), progress.size()) == (2, 4)
+    assert (len(world.names(NodePhase.REQUESTED)), progress.size("worker")) == (2, 4)
 
 
 def test_kinds_that_need_a_cluster_are_refused_with_the_reason(tmp_path: Path) -> None:

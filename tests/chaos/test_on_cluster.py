@@ -6,9 +6,10 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
+from aiohttp import web
 
 from everstep.runtime.chaos import (
     Fault,
@@ -27,7 +28,8 @@ from everstep.runtime.job.reasons import Reason
 from everstep.runtime.job.records import NodeLost
 from everstep.runtime.journal.journal import claim
 from everstep.runtime.platform.kubernetes import Access, KubeApi
-from everstep.runtime.platform.kubernetes.pods import JOB, NODE, digest
+from everstep.runtime.platform.kubernetes.pods import JOB, NODE, digest, object_name
+from everstep.runtime.platform.kubernetes.sizes import BOUNDS
 from everstep.runtime.store import open_store
 from tests.platform.blades import BladeOperator, Experiment
 from tests.platform.pod_api import PodApi
@@ -81,6 +83,54 @@ def test_a_cordoned_machine_is_as_before_in_the_end(tmp_path: Path) -> None:
     assert fired.node == "worker-0-0"
     assert "worker-0-0" not in server.pods
     assert not server.nodes["m1"]["spec"].get("unschedulable")
+
+
+class TaintedByOthers(PodApi):
+    """A machine whose pod goes when it is tainted, and that gets a taint of somebody else at once."""
+
+    OTHER: ClassVar = {"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}
+
+    async def _node(self, request: web.Request) -> web.Response:
+        answer = await super()._node(request)
+        taints = self.nodes["m1"]["spec"].get("taints", [])
+        if request.method == "PATCH" and on_cluster.TAINT in taints:
+            self.nodes["m1"]["spec"]["taints"] = [*taints, self.OTHER]
+            self.remove("worker-0-0")
+        return answer
+
+
+def test_a_tainted_machine_keeps_the_taints_that_others_have_given_it_meanwhile(tmp_path: Path) -> None:
+    server = TaintedByOthers()
+    fired = inject(tmp_path, Fault(Kind.TAINT, "worker-0-0", seconds=0.01), server)
+    assert fired.evidence.startswith("machine m1 for 0.01 s")
+    assert server.nodes["m1"]["spec"]["taints"] == [server.OTHER]
+
+
+def sizes(text: str, most: int) -> dict[str, Any]:
+    """The ConfigMap of the job j-train's sizes."""
+    metadata = {"name": object_name("j-train"), "uid": "u", "annotations": {BOUNDS: json.dumps({"worker": [1, most]})}}
+    return {"metadata": metadata, "data": {"replicas": text, "requestedAt": "worker: 7\n"}}
+
+
+def test_a_job_that_gets_no_further_node_is_to_have_as_many_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_cluster, "SEEN_S", 0.3)
+    server = PodApi()
+    server.configmaps[object_name("j-train")] = before = sizes("ps: 1\nworker: 2\n", most=3)
+    with pytest.raises(NotFiredError, match="3 nodes train: not within"):
+        inject(tmp_path, Fault(Kind.RESIZE), server)
+    asked = [body["data"] for body in server.bodies]
+    assert asked == [{"replicas": "ps: 1\nworker: 3\n"}, {"replicas": "ps: 1\nworker: 2\n"}]
+    assert server.configmaps[object_name("j-train")] == before
+
+
+def test_a_job_with_all_its_nodes_gets_none_more(tmp_path: Path) -> None:
+    server = PodApi()
+    server.configmaps[object_name("j-train")] = sizes("worker: 2\n", most=2)
+    with pytest.raises(NotPossibleError, match="its 2 worker nodes already: raise the role's maxReplicas"):
+        inject(tmp_path, Fault(Kind.RESIZE), server)
+    assert not server.bodies
 
 
 def test_a_node_without_a_pod_has_not_been_hit(tmp_path: Path) -> None:

@@ -192,7 +192,10 @@ class PodApi:
         if request.method == "PATCH":
             if body.get("metadata", {}).get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
                 return _no(409, "the UID in the precondition does not match")
-            self._tell("MODIFIED", _merge_patch(pod, body))
+            if there is self.pods:
+                self._tell("MODIFIED", _merge_patch(pod, body))
+            else:
+                there[name] = _merge_patch(pod, body)
             return web.json_response(there[name])
         if body["preconditions"]["uid"] != pod["metadata"]["uid"]:
             return _no(409, "the UID in the precondition does not match")
@@ -257,7 +260,7 @@ def _merge_patch(before: Object, change: Object) -> Object:
     """After RFC 7396; a null in a spec stays, as a test looks for it."""
     merged = dict(before)
     for key, value in change.items():
-        if isinstance(value, dict) and key in ("metadata", "labels", "annotations", "spec"):
+        if isinstance(value, dict) and key in ("metadata", "labels", "annotations", "spec", "data"):
             merged[key] = _merge_patch(before.get(key) or {}, value)
         elif value is None and key not in ("schedulingGates",):
             merged.pop(key, None)
