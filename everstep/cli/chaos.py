@@ -4,11 +4,13 @@ import argparse
 import asyncio
 import os
 import random
+import signal
 import sys
 import time
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from everstep.cli.find_job import find, find_on_cluster, read_started, store_of
 from everstep.errors import BadInput
@@ -46,7 +48,7 @@ class Chaos:
     chaosblade: bool = False
     """Let ChaosBlade's operator do it, on a cluster where it is installed."""
     yes: bool = False
-    """Required on a cluster: confirms that this run may be harmed."""
+    """Required on a cluster: confirms that this run may be harmed; with taint also all else that its machine runs."""
     runs: Path = Path("runs")
     """Directory of the run folders."""
 
@@ -60,6 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(flags: Chaos) -> int:
     """Inject the fault; returns the exit code. Raises BadInput."""
     from everstep.runtime.chaos import Kind, NotFiredError, NotPossibleError
+    from everstep.runtime.chaos.injector import OF_THE_JOB
 
     if flags.kind not in tuple(Kind):
         raise BadInput(f"--kind {flags.kind}: not known; use {', '.join(Kind)}")
@@ -74,8 +77,13 @@ def run(flags: Chaos) -> int:
         raise BadInput("--chaosblade: its operator injects faults into pods: give --namespace, too")
     if flags.namespace and not flags.yes:
         raise BadInput(f"{flags.job} is on a cluster: give --yes to harm it")
+    if flags.node and flags.kind in OF_THE_JOB:
+        raise BadInput(f"--node {flags.node}: {flags.kind} happens to the whole job; leave --node out")
     try:
-        fault_record = asyncio.run(_on_cluster(flags) if flags.namespace else _on_machine(flags))
+        fault_record = asyncio.run(_until_told_to_end(_on_cluster(flags) if flags.namespace else _on_machine(flags)))
+    except asyncio.CancelledError:
+        print(f"{flags.kind}: told to end; what it held is released", file=sys.stderr)
+        return 128 + signal.SIGTERM
     except NotPossibleError as error:
         raise BadInput(f"{flags.kind} cannot be injected into {flags.job}: {error}") from None
     except NotFiredError as error:
@@ -86,6 +94,14 @@ def run(flags: Chaos) -> int:
         f"{fault_record.kind}{f' of {fault_record.node}' if fault_record.node else ''} at {at}: {fault_record.evidence}"
     )
     return ExitCode.DONE
+
+
+async def _until_told_to_end(injection: "Coroutine[Any, Any, FiredFault]") -> "FiredFault":
+    """Inject it. SIGTERM and Ctrl-C cancel it, so that it undoes what it did: once, that nothing cuts this short."""
+    task = asyncio.ensure_future(injection)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, lambda: task.cancelling() or task.cancel())
+    return await task
 
 
 async def _on_machine(flags: Chaos) -> "FiredFault":

@@ -54,6 +54,8 @@ class Kind(StrEnum):
     """A node's machine gets a NoExecute taint that evicts its pod, removed after `seconds`."""
 
 
+OF_THE_JOB = (Kind.RESIZE, Kind.MASTER, Kind.STORE, Kind.DISK, Kind.EVERYTHING)
+"""What happens to no node in particular."""
 BY_CHAOSBLADE = (Kind.PREEMPT, Kind.FORK_SERVER, Kind.CPU, Kind.MEMORY, Kind.NETWORK)
 """What ChaosBlade's operator can do."""
 

@@ -13,6 +13,7 @@ import psutil
 from everstep.runtime.chaos import clock, load
 from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError
 from everstep.runtime.diagnosis.measurement_server import PROCESS_NAME
+from everstep.runtime.system.cpus import cpu_quota, usable_cpus, used_cpu_s
 from everstep.runtime.system.oom import OomCounter, counter_of
 
 AGENT_SERVER = "everstep.runtime.agent.forkserver"
@@ -101,9 +102,9 @@ def is_running(process: psutil.Process) -> bool:
 
 async def slow_down(workers: list[psutil.Process], fault: Fault) -> str:
     """Stop them for a share of each period; what was seen of it. Raises psutil.NoSuchProcess: one was gone at once."""
-    until, times = time.time() + fault.seconds, 0
+    began, times = time.monotonic(), 0
     try:
-        while time.time() < until:
+        while time.monotonic() < began + fault.seconds:
             for worker in workers:
                 worker.suspend()
             await asyncio.sleep(fault.share * _PERIOD_S)
@@ -115,7 +116,7 @@ async def slow_down(workers: list[psutil.Process], fault: Fault) -> str:
             raise
     finally:
         resume(workers)
-    return f"stopped {times} times, {fault.share:.0%} of {fault.seconds:g} s"
+    return f"stopped {times} times, {fault.share:.0%} of {time.monotonic() - began:.1f} s"
 
 
 async def set_clock(pid: int, fault: Fault) -> str:
@@ -177,17 +178,28 @@ def kill_measurements(agent: int) -> int:
 
 async def load_cores(fault: Fault) -> str:
     """Keep each core busy that this process may use; what was seen of it. Raises NotFiredError."""
-    cores = len(os.sched_getaffinity(0))
+    cores = usable_cpus()
     burning = [await start_load("cpu", f"{fault.share}", f"{fault.seconds}") for _ in range(cores)]
-    before = psutil.cpu_times()
-    await asyncio.gather(*(process.wait() for process in burning))
-    after = psutil.cpu_times()
-    ticks = sum(after[:8]) - sum(before[:8])
-    idle = after.idle - before.idle
-    busy = 1 - idle / ticks if ticks else 0.0
+    used_before, whole_before = _cpu_use()
+    codes = await asyncio.gather(*(process.wait() for process in burning))
+    if any(codes):
+        raise NotFiredError(f"of {cores} programs that use up a core, {sum(map(bool, codes))} failed")
+    used, whole = _cpu_use()
+    busy = (used - used_before) / max(whole - whole_before, 1e-9)
     if busy < 0.8 * fault.share:
-        raise NotFiredError(f"the machine was only {busy:.0%} busy")
+        raise NotFiredError(f"the cores were only {busy:.0%} busy")
     return f"{cores} cores {busy:.0%} busy for {fault.seconds:g} s"
+
+
+def _cpu_use() -> tuple[float, float]:
+    """(seconds that the cores which this process may use were busy so far, by whomever; all their seconds). With a
+    quota, of the control group."""
+    if quota := cpu_quota():
+        return used_cpu_s(), quota * time.monotonic()
+    allowed, times_by_cpu = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
+    times = [each for cpu, each in enumerate(times_by_cpu) if cpu in allowed] or times_by_cpu
+    whole = sum(sum(each[:8]) for each in times)
+    return whole - sum(each.idle + each.iowait for each in times), whole
 
 
 def command_in_group(group: Path, *words: str) -> Iterator[str]:

@@ -1,8 +1,10 @@
 """Faults done to real processes: each says when it fired, and what cannot be done here is refused with the reason."""
 
 import asyncio
+import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -33,7 +35,9 @@ from everstep.runtime.chaos.on_machine import MachineInjector
 from everstep.runtime.chaos.progress import Progress
 from everstep.runtime.job.events import NodeGone
 from everstep.runtime.job.nodes import NodePhase
+from everstep.runtime.job.records import NodeRequested
 from everstep.runtime.job.spec import RoleSpec
+from everstep.runtime.journal.journal import claim
 from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.store import StoreError, open_store
 from everstep.runtime.system.processes import start_time
@@ -342,6 +346,35 @@ def test_a_check_before_the_training_cannot_fail_while_it_trains(capsys: pytest.
 def test_a_run_on_a_cluster_is_not_harmed_without_yes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chaos", "r", "-n", "ml", "--kind", "node"]) == 2
     assert "r is on a cluster: give --yes to harm it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_command_that_is_told_to_end_undoes_its_fault(
+    tmp_path: Path, node: subprocess.Popen[bytes], number: signal.Signals
+) -> None:
+    store = open_store(str(tmp_path / "store"))
+    journal = claim(store, "j", "127.0.0.1:1", time.time())[0]
+    journal.write(
+        journal.draft([NodeRequested(time=time.time(), node="n", role="worker", index=0, launch=0, host="h")])
+    )
+    parameters = [{"name": "store", "value": store.uri}]
+    workflow = {"metadata": {"name": "r", "uid": "u"}, "spec": {"arguments": {"parameters": parameters}}}
+    (tmp_path / "workflow.json").write_text(json.dumps(workflow))
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "j.token").write_text("t")
+    words = ["chaos", tmp_path.name, "--kind", "freeze", "--node", "n", "--seconds", "600", "--runs", tmp_path.parent]
+    command = subprocess.Popen([sys.executable, "-m", "everstep", *words], stderr=subprocess.PIPE, text=True)
+    victim = psutil.Process(node.pid)
+    wait_until(lambda: victim.status() == psutil.STATUS_STOPPED, "the node stands still")
+    command.send_signal(number)
+    _, said = command.communicate()
+    assert (command.returncode, said) == (143, "freeze: told to end; what it held is released\n")
+    assert victim.status() != psutil.STATUS_STOPPED
+
+
+def test_what_happens_to_the_whole_job_happens_to_no_node(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "r", "--kind", "master", "--node", "worker-0-0"]) == 2
+    assert "--node worker-0-0: master happens to the whole job; leave --node out" in capsys.readouterr().err
 
 
 def test_chaosblade_needs_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
