@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from everstep.runtime.chaos.injector import NotPossibleError
+
 _AT_FDCWD, _EXCHANGE = -100, 2
 
 
@@ -21,8 +23,11 @@ def refusal(uri: str) -> str:
 
 @contextmanager
 def out_of_reach(folder: Path) -> Iterator[str]:
-    """Below `folder` nothing can be read or written; yields what was seen of it. Raises OSError."""
+    """Below `folder` nothing can be read or written; yields what was seen of it. Raises NotPossibleError, OSError."""
     aside = folder.with_name(f"~aside-{folder.name}")
+    if aside.is_dir():
+        mend = f"if that fault was killed: rm {folder} && mv {aside} {folder}"
+        raise NotPossibleError(f"{folder} is out of reach already, by another fault; {mend}")
     aside.touch()
     try:
         _exchange(folder, aside)

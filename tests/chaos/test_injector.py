@@ -106,6 +106,11 @@ def test_a_part_of_the_store_is_out_of_reach_and_comes_back_whole(tmp_path: Path
         with pytest.raises(StoreError):
             store.create("jobs/j/b", b"2")
         assert list(store.list("jobs/j/")) == []
+        with (
+            pytest.raises(NotPossibleError, match=r"out of reach already.*if that fault was killed: rm .*/j && mv "),
+            store_outage.out_of_reach(tmp_path / "jobs" / "j"),
+        ):
+            pass
     assert store.get("jobs/j/a") == b"1"
     assert store.create("jobs/j/b", b"2")
     assert sorted(os.listdir(tmp_path / "jobs")) == ["j"]
