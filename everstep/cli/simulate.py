@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import json
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -40,8 +41,8 @@ class Simulate:
     trace: Path | None = None
     """File with the failures, instead of drawing them."""
     mtbf_hours: float = 6349.0
-    """Mean time between failures of one machine. The default is one failure every 3.1 h on 2,048 machines, as published
-    for Llama 3."""
+    """Mean time between failures of one machine; 0: none fails. The default is one failure every 3.1 h on 2,048
+    machines, as published for Llama 3."""
     burst_hours: float = 0.0
     """Mean time between losses of a whole switch; 0: never."""
     burst_machines: int = 32
@@ -142,21 +143,27 @@ def _costs(name: str) -> "Costs":
     if name in COSTS:
         return COSTS[name]
     try:
-        return msgspec.json.decode(Path(name).read_bytes(), type=Costs)
+        costs = msgspec.json.decode(Path(name).read_bytes(), type=Costs)
     except OSError:
         raise BadInput(f"--costs {name}: not known, and no such file; use {', '.join(COSTS)} or a JSON file") from None
     except msgspec.DecodeError as error:
         raise BadInput(f"--costs {name}: {error}") from None
+    seconds = {field: value for field, value in dataclasses.asdict(costs).items() if field.endswith("_s")}
+    if wrong := [field for field, value in seconds.items() if value < 0 or not seconds["iteration_s"]]:
+        raise BadInput(f"--costs {name}: {wrong[0]}: seconds cannot be negative, and an iteration takes some")
+    return costs
 
 
 def _trace(flags: Simulate, machines: int) -> "Trace":
     from everstep.runtime.simulation import draw_trace, parse_trace
     from everstep.runtime.simulation.trace import Rates
 
-    if flags.nodes < 1 or not flags.days > 0:
+    if flags.nodes < 1 or not 0 < flags.days < math.inf:
         raise BadInput("--nodes must be at least 1, --days above 0")
-    if not 0 <= flags.bad_share < 1 or flags.burst_machines < 1 or not flags.repair_hours > 0:
+    if not 0 <= flags.bad_share < 1 or flags.burst_machines < 1 or not 0 < flags.repair_hours < math.inf:
         raise BadInput("--bad-share must be from 0 to below 1, --burst-machines at least 1, --repair-hours above 0")
+    if not 0 <= flags.mtbf_hours < math.inf or not 0 <= flags.burst_hours < math.inf:
+        raise BadInput("--mtbf-hours and --burst-hours must be hours, or 0: never")
     if flags.trace is None:
         rates = Rates(
             flags.mtbf_hours, burst_h=flags.burst_hours, burst_machines=flags.burst_machines, bad_share=flags.bad_share,

@@ -1,5 +1,6 @@
 """Which machines fail when, and for how long: drawn from rates with a seed, or read from a file."""
 
+import math
 import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -112,15 +113,14 @@ def _parse_lines(lines: Iterable[str], machines: int) -> Iterator[Failure]:
             continue
         try:
             hours, who, kind, repair = words
+            time, repair_s = float(hours) * HOUR, float(repair) * HOUR
             first, _, last = who.partition("-")
-            lost_machines = tuple(range(int(first), int(last or first) + 1))
-            if (
-                kind not in ("node", "silent", "process")
-                or not lost_machines
-                or not 0 <= lost_machines[0] <= lost_machines[-1] < machines
-            ):
+            lowest, highest = int(first), int(last or first)
+            if kind not in ("node", "silent", "process") or not 0 <= lowest <= highest < machines:
                 raise ValueError
-            yield Failure(float(hours) * HOUR, lost_machines, kind == "silent", kind == "process", float(repair) * HOUR)
+            if not 0 <= time < math.inf or not 0 <= repair_s < math.inf:
+                raise ValueError
+            yield Failure(time, tuple(range(lowest, highest + 1)), kind == "silent", kind == "process", repair_s)
         except ValueError:
             form = f"HOURS MACHINE[-MACHINE] node|silent|process REPAIR_HOURS, machines 0 to {machines - 1}"
             raise ValueError(f"line {number}: {line.strip()!r}; write {form}") from None

@@ -1,7 +1,7 @@
 """Jobs in virtual time: what a week costs, decided by the real brain."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -102,7 +102,19 @@ def test_a_trace_is_read_from_a_file() -> None:
     )
 
 
-@pytest.mark.parametrize("line", ["3 9 node 1", "3 1 burnt 1", "3 1 node", "x 1 node 1"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "3 9 node 1",
+        "3 1 burnt 1",
+        "3 1 node",
+        "x 1 node 1",
+        "-3 1 node 1",
+        "3 1 node -4",
+        "nan 1 node 1",
+        "3 1 node inf",
+    ],
+)
 def test_an_unreadable_line_of_a_trace_is_named(line: str) -> None:
     with pytest.raises(ValueError, match=r"line 2: .*HOURS MACHINE"):
         parse_trace(["", line], 8, HOUR)
@@ -133,8 +145,22 @@ def test_the_command_prints_a_table_and_draws(tmp_path: Path, capsys: pytest.Cap
         (["--costs", "none"], "--costs none: not known, and no such file"),
         (["--trace", "none"], "--trace none: No such file"),
         (["--nodes", "0"], "--nodes must be at least 1"),
+        (["--days", "inf"], "--days above 0"),
+        (["--mtbf-hours", "-5"], "--mtbf-hours and --burst-hours must be hours, or 0: never"),
+        (["--burst-hours", "nan"], "--mtbf-hours and --burst-hours must be hours, or 0: never"),
+        (["--repair-hours", "inf"], "--repair-hours above 0"),
     ],
 )
 def test_bad_input_is_one_line(words: list[str], expected_text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", *words]) == 2
     assert expected_text in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("field", "value"), [("iteration_s", 0.0), ("stop_s", -1.0)])
+def test_costs_that_no_system_has_are_refused(
+    field: str, value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    costs = tmp_path / "costs.json"
+    costs.write_text(json.dumps({**asdict(COST), field: value}))
+    assert main(["simulate", "--costs", str(costs)]) == 2
+    assert f"--costs {costs}: {field}: seconds cannot be negative" in capsys.readouterr().err
