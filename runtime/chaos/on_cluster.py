@@ -22,7 +22,7 @@ from everstep.runtime.platform.kubernetes.sizes import KEY, bounds_of, format_si
 
 TAINT = {"key": "everstep/chaos", "value": "drill", "effect": "NoExecute"}
 ARGO_NODE = "workflows.argoproj.io/node-name"
-"""Argo's annotation of a step's pod: WORKFLOW.TASK(TRY)."""
+"""Argo's annotation of a step's pod: WORKFLOW.TASK(TRY); a workflow's name may have dots."""
 STEPS = "everstep/step=train"
 CHECK_S = 600.0
 """A check before the training may take this long, with what comes before it."""
@@ -96,12 +96,13 @@ class ClusterInjector:
         return FiredFault(fault.kind, name, moment, f"pod {pod['metadata']['name']} evicted")
 
     async def _step_pods(self) -> list[Pod]:
-        """The train step's own running pod. Raises NotFiredError."""
+        """The train step's own running pod: of this run, which owns it. Raises NotFiredError."""
         pods, _ = await self._api.list("pods", STEPS)
-        step_pods = []
+        uid, step_pods = self._progress.job.removesuffix(f"-{self._step}"), []
         for pod in pods:
-            _, _, task = pod["metadata"].get("annotations", {}).get(ARGO_NODE, "").partition(".")
-            if task.partition("(")[0] == self._step and pod["status"].get("phase") == "Running":
+            owners = [owner["uid"] for owner in pod["metadata"].get("ownerReferences", [])]
+            name = pod["metadata"].get("annotations", {}).get(ARGO_NODE, "").partition("(")[0]
+            if uid in owners and name.endswith(f".{self._step}") and pod["status"].get("phase") == "Running":
                 step_pods.append(pod)
         if not step_pods:
             raise NotFiredError(f"no pod of the step {self._step} runs")

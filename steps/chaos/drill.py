@@ -91,9 +91,9 @@ def drill(
     chaosblade: bool = False,
     **arguments: Any,
 ) -> StepTask:
-    """Add the experiments to the DAG; returns the verdict's task. `after`: the task that they begin after.
-    `chaosblade`: its operator injects the faults that it can. `node_memory`: where a fault needs a limit and the job's
-    spec has none.
+    """Add the experiments to the DAG (of fail_fast=False); returns the verdict's task. `after`: the task that they
+    begin after. `chaosblade`: its operator injects the faults that it can. `node_memory`: where a fault needs a limit
+    and the job's spec has none.
 
     `arguments` are those of the train step, for all trainings, its job_spec among them. How often a node is replaced,
     and how long the others wait for it, the drill decides. Raises StepError for an unknown experiment, and for

@@ -59,13 +59,20 @@ async def _inject(config: Config) -> "FiredFault":
 
 
 async def _wait_for_moment(config: Config, progress: "Progress", chance: random.Random) -> None:
-    """A random iteration, and a random part of a second after it."""
+    """A random iteration, and a random part of a second after it. Raises NotFiredError."""
+    from everstep.runtime.chaos import NotFiredError
+
     iteration = round(config.iterations * chance.uniform(EARLIEST, LATEST))
-    await progress.wait_while_it_goes_on(
-        lambda: progress.training_nodes() and progress.iteration() >= iteration,
-        f"iteration {iteration} was reached",
-        config.patience_s,
-    )
+    try:
+        await progress.wait_while_it_goes_on(
+            lambda: progress.training_nodes() and progress.iteration() >= iteration,
+            f"iteration {iteration} was reached",
+            config.patience_s,
+        )
+    except NotFiredError as error:
+        if progress.has_ended():
+            raise NotFiredError(f"{error}; it is known up to 5 s late: give more --iterations") from None
+        raise
     await asyncio.sleep(chance.random())
 
 

@@ -129,6 +129,8 @@ def compare_states(mine: Training, reference: Training, far: float) -> Check:
     """All tensors of the final state, weights and optimizer."""
     if mine.result != "succeeded":
         return Check(f"the training {mine.result or 'did not end'}", False)
+    if not reference.tensors:
+        return Check("nothing to compare: the undisturbed training left no readable checkpoint", False)
     if mine.iteration != reference.iteration:
         return Check(f"of iteration {mine.iteration}, not {reference.iteration}", False)
     if mine.tensors.keys() != reference.tensors.keys():

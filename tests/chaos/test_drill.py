@@ -212,6 +212,11 @@ def test_where_nodes_must_start_anew_they_may_take_as_long_as_those_of_the_refer
     assert (started.good, started.seconds.text) == (True, "4.0 (at most 3 and 2.0 for a start)")
 
 
+def test_trainings_that_saved_nothing_are_not_the_same() -> None:
+    check = compare_states(training(curve(3)), training(curve(3)), 0.0)
+    assert (check.good, check.text.partition(":")[0]) == (False, "nothing to compare")
+
+
 def test_where_nodes_came_and_went_the_state_may_differ_by_the_tolerance() -> None:
     reference = training(curve(3), a=[1.0, 2.0])
     assert compare_states(training(curve(3), a=[1.0, 2.01]), reference, 0.02).good

@@ -35,19 +35,21 @@ from tests.platform.blades import BladeOperator, Experiment
 from tests.platform.pod_api import PodApi
 
 
-def pod(name: str, labels: dict[str, str], **annotations: str) -> dict[str, Any]:
+def pod(name: str, labels: dict[str, str], owner: str = "j", **annotations: str) -> dict[str, Any]:
     metadata = {"name": name, "uid": f"u-{name}", "labels": labels, "annotations": annotations}
+    metadata["ownerReferences"] = [{"kind": "Workflow", "uid": owner}]
     return {"metadata": metadata, "spec": {"nodeName": "m1"}, "status": {"phase": "Running"}}
 
 
 def inject(folder: Path, fault: Fault, server: PodApi, *, by_blade: bool = False) -> FiredFault:
-    """Two nodes of the job j-train, its step's pod, and the pod of another step."""
+    """Two nodes of the job j-train, its step's pod, the pod of another step, and that of another run's train step."""
     server.nodes["m1"] = {"metadata": {"name": "m1", "resourceVersion": "1"}, "spec": {}}
     for name in ("worker-0-0", "worker-1-0"):
         server.pods[name] = pod(name, {JOB: digest("j-train"), NODE: name})
     step = {"everstep/step": "train"}
-    server.pods["step"] = pod("step", step, **{ARGO_NODE: "w.train(0)"})
-    server.pods["other"] = pod("other", step, **{ARGO_NODE: "w.train-b(0)"})
+    server.pods["step"] = pod("step", step, **{ARGO_NODE: "w.1.train(0)"})
+    server.pods["other"] = pod("other", step, **{ARGO_NODE: "w.1.train-b(0)"})
+    server.pods["theirs"] = pod("theirs", step, "another", **{ARGO_NODE: "w.2.train(0)"})
 
     async def story() -> FiredFault:
         async with server as url, KubeApi(Access(url, server.namespace)) as api:
@@ -62,19 +64,19 @@ def test_a_lost_node_is_a_pod_deleted_by_force(tmp_path: Path) -> None:
     server = PodApi()
     fired = inject(tmp_path, Fault(Kind.NODE, "worker-1-0"), server)
     assert fired.evidence == "pod worker-1-0 deleted with 0 s of grace"
-    assert server.pods.keys() == {"worker-0-0", "step", "other"}
+    assert server.pods.keys() == {"worker-0-0", "step", "other", "theirs"}
 
 
-def test_the_masters_pod_is_that_of_the_steps_task(tmp_path: Path) -> None:
+def test_the_masters_pod_is_that_of_the_steps_task_in_its_run(tmp_path: Path) -> None:
     server = PodApi()
     assert inject(tmp_path, Fault(Kind.MASTER), server).evidence == "pod step deleted"
-    assert server.pods.keys() == {"worker-0-0", "worker-1-0", "other"}
+    assert server.pods.keys() == {"worker-0-0", "worker-1-0", "other", "theirs"}
 
 
 def test_everything_is_the_step_and_all_its_nodes(tmp_path: Path) -> None:
     server = PodApi()
     assert inject(tmp_path, Fault(Kind.EVERYTHING), server).evidence == "3 pods deleted"
-    assert server.pods.keys() == {"other"}
+    assert server.pods.keys() == {"other", "theirs"}
 
 
 def test_a_cordoned_machine_is_as_before_in_the_end(tmp_path: Path) -> None:
@@ -220,7 +222,7 @@ def test_a_container_is_ended_from_inside_and_its_pod_stays(tmp_path: Path, why:
     server.execute = end
     fired = inject(tmp_path, Fault(Kind.CONTAINER, "worker-0-0"), server)
     assert fired.evidence == "the container of pod worker-0-0 was ended"
-    assert server.pods.keys() == {"worker-0-0", "worker-1-0", "step", "other"}
+    assert server.pods.keys() == {"worker-0-0", "worker-1-0", "step", "other", "theirs"}
 
 
 def test_chaosblade_is_refused_where_its_operator_is_not_installed(tmp_path: Path) -> None:
