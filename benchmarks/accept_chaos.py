@@ -52,7 +52,17 @@ PROVEN: Mapping[str, tuple[str, ...]] = {
     "injectors: exec into pods, ChaosBlade's resources by the schema of its definition": (
         "tests/chaos/test_on_cluster.py",
     ),
-    "verdict: whatever differs from the reference does not hold": ("tests/chaos/test_drill.py",),
+    "injectors: refused on a cluster without --yes; undone when they are told to end": (
+        "tests/chaos/test_injector.py::without_yes",
+        "tests/chaos/test_injector.py::told_to_end",
+        "tests/chaos/test_on_cluster.py::as_before",
+        "tests/chaos/test_on_cluster.py::keeps_the_taints",
+    ),
+    "drill: it takes the parameters, job spec and script of your own step, which waits for it": (
+        "tests/chaos/test_drill.py::of_your_step",
+        "tests/docs/test_examples.py::own_step_waits",
+    ),
+    "verdict: whatever differs from the reference, or shows nothing, does not hold": ("tests/chaos/test_drill.py",),
     "certified states: a loss that is a spike or no number steps back; a batch that is so again is skipped, told": (
         "tests/job/test_certified.py::whatever_happens",
         "tests/agent/test_evidence.py",

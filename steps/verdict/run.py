@@ -107,7 +107,8 @@ def write_page(config: Config, rows: list[Row], references: dict[str, Training])
     path = Path(config.outputs) / PAGE
     path.parent.mkdir(parents=True, exist_ok=True)
     template = environment(Path(__file__).parent, {}).get_template("drill.html")
-    iterations = max((reference.iteration for reference in references.values()), default=0)
+    lengths = sorted({reference.iteration for reference in references.values()})
+    iterations = " or ".join(map(str, lengths)) or "no"
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     path.write_text(template.render(run=config.run, rows=rows, iterations=iterations, when=when), encoding="utf-8")
     place = os.environ.get("EVERSTEP_RUN_DIR")
