@@ -1,7 +1,7 @@
 """What a fault did to a training, compared with an undisturbed one. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,16 +49,30 @@ class Row:
         return self.fired and all(check.good for check in (self.state, self.samples, self.lost, self.seconds))
 
 
+def _no_tensors() -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class FinalState:
+    """The newest checkpoint of a training: by default there is none that can be read."""
+
+    iteration: int = 0
+    shards: frozenset[tuple[int, str]] = frozenset()
+    """(Number, digest) of each."""
+    size: int = 0
+    """Bytes of all."""
+    read: Callable[[], Mapping[str, Any]] = _no_tensors
+    """Reads all of it into memory: torch tensors by name."""
+
+
 @dataclass(frozen=True)
 class Training:
     """What is known of one training."""
 
     points: Sequence[Point]
     """Its reports by time."""
-    tensors: Mapping[str, Any]
-    """The final state's, by name: torch tensors."""
-    iteration: int
-    """Of the final state."""
+    state: FinalState
     result: str
     """How the job ended."""
     start_s: float = 0.0
@@ -126,20 +140,28 @@ def _duration(points: Sequence[Point]) -> float:
 
 
 def compare_states(mine: Training, reference: Training, far: float) -> Check:
-    """All tensors of the final state, weights and optimizer."""
+    """The final states, byte for byte; if they differ, all their tensors, weights and optimizer."""
     if mine.result != "succeeded":
         return Check(f"the training {mine.result or 'did not end'}", False)
-    if not reference.tensors:
+    state, expected = mine.state, reference.state
+    if not expected.shards:
         return Check("nothing to compare: the undisturbed training left no readable checkpoint", False)
-    if mine.iteration != reference.iteration:
-        return Check(f"of iteration {mine.iteration}, not {reference.iteration}", False)
-    if mine.tensors.keys() != reference.tensors.keys():
-        return Check(f"{len(mine.tensors)} tensors, not {len(reference.tensors)}", False)
-    differing = [name for name, tensor in mine.tensors.items() if not tensor.equal(reference.tensors[name])]
+    if not state.shards:
+        return Check("it left no readable checkpoint", False)
+    if state.iteration != expected.iteration:
+        return Check(f"of iteration {state.iteration}, not {expected.iteration}", False)
+    if state.shards == expected.shards:
+        return Check(f"{state.size / 1e6:.1f} MB the same, byte for byte", True)
+    tensors, expected_tensors = state.read(), expected.read()
+    if tensors.keys() != expected_tensors.keys():
+        return Check(f"{len(tensors)} tensors, not {len(expected_tensors)}", False)
+    if not tensors:
+        return Check("the bytes differ, and the tensors of the state cannot be read as one", False)
+    differing = [name for name, tensor in tensors.items() if not tensor.equal(expected_tensors[name])]
     if not differing:
-        return Check(f"{len(mine.tensors)} tensors the same", True)
-    off = distance(mine.tensors, reference.tensors)
-    text = f"{len(differing)} of {len(mine.tensors)} tensors differ, the whole by {off:.2g}"
+        return Check(f"{len(tensors)} tensors the same", True)
+    off = distance(tensors, expected_tensors)
+    text = f"{len(differing)} of {len(tensors)} tensors differ, the whole by {off:.2g}"
     return Check(f"{text} (at most {far:g})", off <= far)
 
 

@@ -4,15 +4,18 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.exit_codes import ExitCode
 from everstep.steps.entry import Result, StepError
-from everstep.steps.verdict.compare import Row, Training, refused_row, row
+from everstep.steps.verdict.compare import FinalState, Row, Training, refused_row, row
 from everstep.steps.verdict.config import Config
 
 if TYPE_CHECKING:
+    from everstep.runtime.checkpoint.stored.manifest import Commit
     from everstep.runtime.report.read import Run
     from everstep.runtime.store import Store
 
@@ -74,30 +77,40 @@ def _training(store: "Store", run_data: "Run", name: str) -> Training:
     """The training of that experiment; an empty one if nothing is known of it."""
     history = run_data.jobs.get(f"train-{name}")
     if history is None:
-        return Training((), {}, 0, "")
-    tensors, iteration = _final_state(store, f"{run_data.uid}-train-{name}")
+        return Training((), FinalState(), "")
     start_s = history.points[0].time - history.begin if history.points and history.begin else 0.0
-    return Training(history.points, tensors, iteration, history.result, start_s)
+    return Training(history.points, final_state(store, f"{run_data.uid}-train-{name}"), history.result, start_s)
 
 
-def _final_state(store: "Store", job: str) -> tuple[dict[str, Any], int]:
-    """(Tensors by name, iteration) of the newest checkpoint; empty if there is none, or it cannot be read."""
-    from everstep.runtime.checkpoint.errors import RestoreError
-    from everstep.runtime.checkpoint.state.flatten import flatten
-    from everstep.runtime.checkpoint.stored.read_committed import read_committed
-    from everstep.runtime.checkpoint.stored.verify import list_checkpoints
+def final_state(store: "Store", job: str) -> FinalState:
+    """Of the newest checkpoint, all bytes of which are checked, one after the other. Its tensors are only read if the
+    bytes differ from the reference's: a state may be larger than this step's memory."""
+    from everstep.runtime.checkpoint.stored.verify import find_problems, list_checkpoints
 
     committed_entries = [entry for entry in list_checkpoints(store, f"jobs/{job}/") if entry.commit]
     if not committed_entries:
-        return {}, 0
+        return FinalState()
     newest = max(committed_entries, key=lambda entry: (entry.round, entry.iteration))
     assert newest.commit, "only these"
+    for problem in find_problems(store, newest.folder, newest.commit):
+        print(f"{newest.folder}: {problem}", file=sys.stderr)
+        return FinalState()
+    shards = frozenset((shard.shard, shard.digest) for shard in newest.commit.objects)
+    read = cache(partial(_read_tensors, store, newest.folder, newest.commit))
+    return FinalState(newest.commit.iteration, shards, newest.size, read)
+
+
+def _read_tensors(store: "Store", folder: str, commit: "Commit") -> Mapping[str, Any]:
+    """By name; empty if each rank has a state of its own."""
+    from everstep.runtime.checkpoint.errors import RestoreError
+    from everstep.runtime.checkpoint.state.flatten import flatten
+    from everstep.runtime.checkpoint.stored.read_committed import read_committed
+
     try:
-        state, iteration = read_committed(store, newest.folder, newest.commit)
+        return flatten(read_committed(store, folder, commit)[0]).tensors
     except RestoreError as error:
-        print(f"{newest.folder}: {error}", file=sys.stderr)
-        return {}, 0
-    return dict(flatten(state).tensors), iteration
+        print(f"{folder}: {error}", file=sys.stderr)
+        return {}
 
 
 def write_page(config: Config, rows: list[Row], references: dict[str, Training]) -> Path:
@@ -107,7 +120,7 @@ def write_page(config: Config, rows: list[Row], references: dict[str, Training])
     path = Path(config.outputs) / PAGE
     path.parent.mkdir(parents=True, exist_ok=True)
     template = environment(Path(__file__).parent, {}).get_template("drill.html")
-    lengths = sorted({reference.iteration for reference in references.values()})
+    lengths = sorted({reference.state.iteration for reference in references.values()})
     iterations = " or ".join(map(str, lengths)) or "no"
     when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     path.write_text(template.render(run=config.run, rows=rows, iterations=iterations, when=when), encoding="utf-8")

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +16,16 @@ from hera.workflows import DAG, Workflow
 
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.report.history import Point
-from everstep.runtime.store import open_store
+from everstep.runtime.store import DirectoryStore, open_store
 from everstep.steps import train
 from everstep.steps.chaos.drill import CASES, check_names, drill
 from everstep.steps.entry import StepError
 from everstep.steps.train.job import job_of
-from everstep.steps.verdict.compare import Training, compare_samples, compare_states, cost, row
+from everstep.steps.verdict.compare import FinalState, Training, compare_samples, compare_states, cost, row
 from everstep.steps.verdict.config import Config, Experiment
+from everstep.steps.verdict.run import final_state
 from everstep.steps.verdict.run import run as give_verdict
+from tests.checkpoint.test_random_damages import commit
 from tests.harness import ROOT
 from tests.tokenized import SMALL_MODEL, fill_store, small_corpus
 
@@ -53,9 +56,15 @@ def curve(*losses: float, step: float = 1.0) -> list[Point]:
 
 
 def training(points: list[Point], **tensors: list[float]) -> Training:
+    return Training(points, state_of(tensors), "succeeded")
+
+
+def state_of(values: Mapping[str, list[float]]) -> FinalState:
+    """A checkpoint with these tensors; without any there is none."""
     import torch
 
-    return Training(points, {name: torch.tensor(value) for name, value in tensors.items()}, 3, "succeeded")
+    tensors = {name: torch.tensor(value) for name, value in values.items()}
+    return FinalState(3, frozenset({(0, str(values))} if values else ()), 8, lambda: tensors)
 
 
 def test_the_experiments_are_those_of_the_published_chaos_tests() -> None:
@@ -210,6 +219,39 @@ def test_where_nodes_must_start_anew_they_may_take_as_long_as_those_of_the_refer
     assert not row(Experiment("e", seconds=3, lost=1), FIRED, "", mine, reference, 0.02).good
     started = row(Experiment("e", seconds=3, lost=1, starts=True), FIRED, "", mine, reference, 0.02)
     assert (started.good, started.seconds.text) == (True, "4.0 (at most 3 and 2.0 for a start)")
+
+
+def test_a_state_that_is_the_same_byte_for_byte_is_not_read() -> None:
+    mine = training(curve(3), a=[1.0])
+    check = compare_states(mine, dataclasses.replace(mine, state=dataclasses.replace(mine.state, read=pytest.fail)), 0)
+    assert check.good
+    assert check.text.endswith(" MB the same, byte for byte")
+
+
+def test_states_that_differ_and_cannot_be_read_are_not_the_same() -> None:
+    mine, reference = (
+        dataclasses.replace(training(curve(3)), state=FinalState(3, frozenset({(0, digest)}), 8)) for digest in "ab"
+    )
+    assert not compare_states(mine, reference, 1.0).good
+
+
+def test_a_state_in_the_store_is_known_by_its_digests_and_a_damaged_one_is_none(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    commit(store, (1, 20), 1)
+    first, second = commit(store, (2, 30), 2)
+    state = final_state(store, "j")
+    assert (state.iteration, state.shards) == (30, {(0, first.digest), (1, second.digest)})
+    assert state.size == first.size + second.size
+    path = tmp_path / second.key
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert final_state(store, "j") == FinalState()
+
+
+def test_the_tensors_of_a_state_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
+    commit(store := DirectoryStore(tmp_path), (2, 30), 1)
+    assert list(final_state(store, "j").read()) == ["weight"]
 
 
 def test_trainings_that_saved_nothing_are_not_the_same() -> None:

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from everstep.runtime.report.history import Point
-from everstep.steps.verdict.compare import Training, refused_row, row
+from everstep.steps.verdict.compare import FinalState, Training, refused_row, row
 from everstep.steps.verdict.config import Config, Experiment
 from everstep.steps.verdict.run import write_page
 from tests import chromium
@@ -15,11 +15,9 @@ CUT = """[...document.querySelectorAll("main *")].filter((one) => one.checkVisib
 
 
 def test_no_cell_is_cut_at_the_edge_of_a_phone(tmp_path: Path) -> None:
-    import torch
-
     fired = {"kind": "crash", "node": "worker-1-0", "time": 2.5, "evidence": "SIGKILL of process 12345; ended"}
     points = [Point(float(number), 1, number, 9.0 - number) for number in (1, 2, 3)]
-    training = Training(points, {"weight": torch.tensor([1.0, 2.0])}, 3, "succeeded")
+    training = Training(points, FinalState(3, frozenset({(0, "digest")}), 8), "succeeded")
     experiment = Experiment("process-crash", seconds=5, lost=1)
     rows = [
         row(experiment, fired, "", training, training, 0.02),
