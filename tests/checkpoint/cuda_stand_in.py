@@ -32,8 +32,10 @@ class StandIn:
         self.refusal = 0
         """What cudaHostRegister answers."""
         self.log: list[str] = []
-        """What was told to streams and events, in order."""
+        """What was told to streams and events, and what is registered no more, in order."""
         self.free_bytes = 1 << 30
+        self.captures = False
+        """Is a CUDA graph being captured?"""
         self._thread = threading.local()
 
     @property
@@ -97,6 +99,7 @@ class StandIn:
 
     def host_unregister(self, address: int) -> "_Error":
         self.use()
+        self.log.append("unregistered")
         del self.registered[address]
         return _Error(0)
 
@@ -133,6 +136,7 @@ class Stream:
         return recorded
 
     def synchronize(self) -> None:
+        self._stand.log.append(f"{self.name} ends")
         self._stand.use()
 
 
@@ -190,6 +194,7 @@ def stand_in(patch: pytest.MonkeyPatch, own: int = 1, count: int = 2) -> StandIn
         "empty_cache": lambda: None,
         "mem_get_info": lambda device=None: (stand.free_bytes, stand.free_bytes),
         "device_count": lambda: stand.count,
+        "is_current_stream_capturing": lambda: stand.captures,
     }
     for name, replacement in replaced.items():
         patch.setattr(torch.cuda, name, replacement)

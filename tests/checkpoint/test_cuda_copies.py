@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from everstep.runtime.checkpoint.shard.cuda_copies import CudaCopies
 from everstep.runtime.checkpoint.shard.device_copies import Gather, Piece
 from everstep.runtime.checkpoint.worker import overlapped_saves
+from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from tests.checkpoint import test_cuda
 from tests.checkpoint.cuda_stand_in import StandIn, stand_in
 
@@ -43,6 +45,33 @@ def test_copies_wait_for_training_and_training_waits_for_the_copies(stand: Stand
     assert slot[:12].tolist() == [*range(9), 1.0, 1.0, 3.0]
     begun, ended = ["training records", "copies waits"], ["copies records", "training waits"]
     assert stand.log == [*begun, *["copies uses"] * 3, *ended]
+
+
+def test_memory_is_unregistered_when_all_copies_have_ended(stand: StandIn) -> None:
+    copies, slot = CudaCopies(torch.device("cpu")), bytearray(4096)
+    copies.register(memoryview(slot))
+    copies.begin([(torch.frombuffer(slot, dtype=torch.uint8), torch.ones(4096, dtype=torch.uint8))], [])
+    copies.unregister()
+    assert stand.log[-2:] == ["copies ends", "unregistered"]
+
+
+def test_a_step_that_is_captured_is_no_step_and_later_saves_end_before_they_return(
+    stand: StandIn, node: Any, make_state: Callable[[int], dict[str, Any]]
+) -> None:
+    state = make_state(1)
+    node.begin(1)
+    checkpointer = Checkpointer(state, keeper=node.link())
+    overlapped = checkpointer._overlapped
+    assert overlapped is not None
+    held = []
+    for iteration, captures in enumerate((False, True, False), start=1):
+        stand.captures = captures
+        state["optimizer"].step()
+        stand.captures = False
+        checkpointer.save(iteration, state)
+        held.append(overlapped._save is not None)
+    checkpointer.close()
+    assert held == [True, False, False]
 
 
 def test_memory_that_cannot_be_registered_is_told_in_cudas_words(stand: StandIn) -> None:

@@ -15,7 +15,8 @@ from everstep.runtime.checkpoint.shard.device_copies import CopyPlan
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.state.flatten import flatten
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
-from everstep.runtime.checkpoint.worker.overlapped_saves import OverlappedSaves, stepped_names
+from everstep.runtime.checkpoint.worker.overlapped_saves import OverlappedSaves, _Save, stepped_names
+from everstep.session import RoundOver
 from tests.checkpoint.threaded_device import ThreadedDevice
 
 SIZES = (3, 5, 20_000, 7, 1, 40_000, 2)
@@ -27,19 +28,20 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, parameters: Any, device: ThreadedDevice) -> None:
         super().__init__(parameters, {})
-        self._device, self._steps = device, 0
+        self._device, self.steps = device, 0
 
     def step(self, closure: Any = None) -> None:
-        self._steps += 1
+        self.steps += 1
         for group in self.param_groups:
             for parameter in group["params"]:
-                self._device.compute.queue(lambda parameter=parameter, value=self._steps: parameter.data.fill_(value))
+                self._device.compute.queue(lambda parameter=parameter, value=self.steps: parameter.data.fill_(value))
 
 
 class Training:
     """A state on the device, its saves, and the shards that were committed: (iteration, bytes)."""
 
     def __init__(self, device: ThreadedDevice) -> None:
+        self.device = device
         self.parameters = [torch.nn.Parameter(torch.zeros(size)) for size in SIZES]
         self.optimizer = Optimizer(self.parameters, device)
         self.state = {"weights": dict(enumerate(self.parameters)), "optimizer": self.optimizer, "seen": torch.zeros(4)}
@@ -56,6 +58,21 @@ class Training:
         self.iteration += 1
         self.state["seen"].fill_(self.iteration)
         self.optimizer.step()
+
+    def replay(self) -> None:
+        """An iteration whose step is in a CUDA graph: torch calls no hook."""
+        self.iteration += 1
+        self.state["seen"].fill_(self.iteration)
+        Optimizer.step.__wrapped__(self.optimizer)  # pyright: ignore[reportFunctionMemberAccess]
+
+    def capture(self) -> None:
+        """Record the step in a graph, as torch.cuda.graph does, which waits for the device first."""
+        self.device.wait()
+        queue, self.device.compute.queue = self.device.compute.queue, lambda _: None
+        self.device.records, before = True, self.optimizer.steps
+        self.optimizer.step()
+        self.device.records, self.optimizer.steps = False, before
+        self.device.compute.queue = queue
 
     def save(self) -> None:
         """Save into the slot that is not the newest."""
@@ -112,6 +129,112 @@ def test_a_committed_shard_is_of_one_moment_whatever_is_queued_and_whenever_it_i
         run.look()
         assert run.torn == []
         assert run.committed[-1][1] == run.iteration
+
+
+@settings(deadline=None)
+@given(
+    before=st.lists(st.sampled_from(["step", "save"]), max_size=4),
+    after=st.lists(st.sampled_from(["step", "replay", "save", "look"]), min_size=1, max_size=10),
+    seed=st.integers(0, 999),
+)
+def test_a_committed_shard_is_of_one_moment_where_steps_are_in_a_graph_too(
+    before: list[str], after: list[str], seed: int
+) -> None:
+    with training(seed) as run:
+        for action in ["step", *before, "capture", *after, "save"]:
+            getattr(run, action)()
+        run.saves.finish()
+        run.look()
+        assert run.torn == []
+        assert run.committed[-1][1] == run.iteration
+
+
+@pytest.mark.parametrize("is_capturable", [False, True])
+def test_copies_end_before_a_save_returns_where_the_next_step_may_be_in_an_earlier_graph(is_capturable: bool) -> None:
+    with training(0) as run:
+        run.optimizer.param_groups[0]["capturable"] = is_capturable
+        for iterate in [run.step if is_capturable else run.replay, run.replay] * 20:
+            iterate()
+            run.save()
+            if is_capturable or run.iteration > 1:
+                assert run.saves._save is None, "no hook will hold it"
+        run.saves.finish()
+        assert run.torn == []
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_save_whose_parameters_something_else_changes_meanwhile_is_not_kept_and_the_next_ones_wait(
+    is_early: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with training(0) as run:
+        run.step()
+        run.save()
+        run.step()
+        release = threading.Event()
+        run.device.compute.wait_for(release)  # The copies cannot begin.
+        run.save()
+        with torch.no_grad():
+            run.parameters[2].add_(7.0)  # As weights are swapped for an evaluation.
+        if not is_early:
+            run.step()
+        release.set()
+        run.saves.finish()
+        assert [iteration for _, iteration in run.committed] == [1]
+        assert capsys.readouterr().err.count("that save is not kept") == 1
+        then = run.iteration
+        for _ in range(3):
+            run.step()
+            run.save()
+            with torch.no_grad():
+                run.parameters[2].add_(7.0)
+        run.saves.finish()
+        assert [iteration - then for _, iteration in run.committed[1:]] == [1, 2, 3]
+        assert run.torn == []
+
+
+def test_a_compiled_step_is_held_before_it_runs_and_not_by_what_was_compiled_of_the_hook() -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.ones(3)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    device = ThreadedDevice(0)
+    saves = OverlappedSaves(device)
+    seen: list[tuple[bool, float]] = []
+
+    class Copies:
+        def hold(self) -> None:
+            seen.append((torch.compiler.is_compiling(), parameter[0].item()))
+
+    step = torch.compile(lambda: optimizer.step(), backend="eager")
+    for _ in range(3):
+        saves._save = _Save(Copies(), [], [])  # pyright: ignore[reportArgumentType]
+        step()
+    assert seen == [(False, 1.0), (False, 0.0), (False, -1.0)]
+    saves.close()
+    device.end()
+
+
+def test_nothing_is_copied_after_the_end_of_a_round_that_interrupted_the_beginning_of_a_save(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with training(0) as run:
+        run.step()
+        begin = run.device.begin
+
+        def begin_and_interrupt(*given: Any) -> Any:
+            begin(*given)
+            raise RoundOver
+
+        monkeypatch.setattr(run.device, "begin", begin_and_interrupt)
+        release = threading.Event()
+        run.device.compute.wait_for(release)
+        with pytest.raises(RoundOver):
+            run.save()
+        threading.Timer(0.05, release.set).start()
+        run.saves.close()
+        bytes_then = bytes(run.slots[0])
+        assert bytes_then != bytes(len(bytes_then))
+        run.device.wait()
+        assert bytes(run.slots[0]) == bytes_then
 
 
 @pytest.mark.parametrize("broken", ["begin", "hold"])
@@ -194,6 +317,7 @@ def test_what_a_device_computes_after_its_collectives_were_aborted_is_not_kept(
     checkpointer = Checkpointer(state, keeper=node.link(), copies=lambda _: device, is_aborted=aborted.is_set)
     checkpointer.save(1, state)
     checkpointer.flush(1)
+    state["optimizer"].step()
     release = threading.Event()
     device.compute.wait_for(release)  # A collective that does not end.
     checkpointer.save(2, state)

@@ -62,6 +62,10 @@ class ThreadedDevice:
         self._trains_here = trains_here
         self.compute, self._copies = (Stream(random.Random(seed + number)) for number in range(2))
         self.registered: list[int] = []
+        self.records = False
+
+    def is_recording(self) -> bool:
+        return self.records
 
     def register(self, memory: memoryview) -> None:
         self.registered.append(len(memory))
@@ -74,7 +78,13 @@ class ThreadedDevice:
             self._copies.queue(lambda target=target, source=source: _copy(target, source))
         return _Copying(None if self._trains_here else self.compute, self._copies.record())
 
+    def wait(self) -> None:
+        """Until all that is queued has run."""
+        for stream in (self.compute, self._copies):
+            _wait(stream.record())
+
     def unregister(self) -> None:
+        _wait(self._copies.record())
         self.registered.clear()
 
     def uploads(self) -> "_Uploads":

@@ -52,10 +52,16 @@ class CudaCopies:
     def unregister(self) -> None:
         """See the protocol. Raises RuntimeError."""
         with torch.cuda.device(self.device):
+            self._stream.synchronize()
             while self._registered:
                 if code := int(_runtime().cudaHostUnregister(self._registered[-1].data_ptr())):
                     raise RuntimeError(f"cudaHostUnregister: {_describe(code)}")
                 self._registered.pop()
+
+    def is_recording(self) -> bool:
+        """See the protocol."""
+        with torch.cuda.device(self.device):
+            return torch.cuda.is_current_stream_capturing()
 
     def begin(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], gathers: Sequence[Gather]) -> "_CudaCopying":
         """Raises RuntimeError (torch.OutOfMemoryError: no room to pack the small tensors)."""

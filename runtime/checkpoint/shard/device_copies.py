@@ -82,8 +82,11 @@ class DeviceCopies(Protocol):
         ...
 
     def unregister(self) -> None:
-        """Undo every `register`; nothing is copied there any more. The memory stays mapped until then. Raises
-        RuntimeError."""
+        """Wait for all copies, then undo every `register`. The memory stays mapped until then. Raises RuntimeError."""
+        ...
+
+    def is_recording(self) -> bool:
+        """Is what the caller queues now recorded, to be done later, perhaps several times (a CUDA graph)?"""
         ...
 
     def begin(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], gathers: Sequence[Gather]) -> Copying:
@@ -102,10 +105,11 @@ class CopyPlan:
         """`tensors`: all names; `later`: the names of those that the optimizer's step alone changes."""
         self._layout = layout
         self._now = [name for name in layout.tensors if name in tensors and name not in later]
-        large_names = [name for name in layout.tensors if name in later]
-        self._gathers = _adjacent(layout, [name for name in large_names if layout.tensors[name].size < SMALL_BYTES])
+        self.later = [name for name in layout.tensors if name in later]
+        """Their copies are queued, in the shard's order."""
+        self._gathers = _adjacent(layout, [name for name in self.later if layout.tensors[name].size < SMALL_BYTES])
         names_gathered = {name for run in self._gathers for name in run}
-        self._large = [name for name in large_names if name not in names_gathered]
+        self._large = [name for name in self.later if name not in names_gathered]
 
     def begin(self, buffer: memoryview, tree: FlatState, json: bytes, copies: DeviceCopies) -> Copying:
         """Write head and JSON part, copy what changes at any time, and queue the other copies."""

@@ -1,14 +1,20 @@
 """Saves whose copies run beside training: begun after the optimizer's step, ended before the next one.
 
-One save is under way at a time. A thread waits for its copies, then commits it. Invariant: between the beginning of a
-save and the end of its copies, no optimizer steps (a hook of torch holds the device), and nothing else is saved.
+One save is under way at a time. A thread waits for its copies, then commits it. Invariants:
+1. Between the beginning of a save and the end of its copies, no optimizer steps, and nothing else is saved. A hook of
+   torch holds the device before the step. No hook is called when a CUDA graph with the step in it is replayed: where
+   that may be, because a step was recorded, an optimizer is capturable or no step was seen since the last save, the
+   copies have ended when the save returns.
+2. No save is committed while whose copies ran something else has changed a tensor, as far as torch counts its changes
+   (it does not count those by `tensor.data`).
 """
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +30,11 @@ from everstep.runtime.checkpoint.state.parts import local_part
 _KINDS: dict[str, Callable[[torch.device], DeviceCopies]] = {"cuda": CudaCopies}
 """By the name that torch.accelerator gives a device. States on other devices are copied before `save` returns."""
 
+_CHANGED = (
+    "parameters were changed between a save and the optimizer's next step, so that save is not kept; from now on "
+    "training waits for the copies of each save (change them before `save`)"
+)
+
 
 def device_of(tree: FlatState) -> torch.device:
     """The device that has the state's tensors; the CPU if none is elsewhere."""
@@ -36,17 +47,38 @@ def copies_from(device: torch.device) -> DeviceCopies | None:
     return kind(device) if kind else None
 
 
+@dataclass
+class _Save:
+    """The save that is under way."""
+
+    copying: Copying
+    sources: Sequence[torch.Tensor]
+    versions: Sequence[int]
+    """How often each source had been changed when the copies were queued."""
+    is_sound: bool | None = None
+    """Had nothing changed them when the next step was held, or the copies had ended? None: neither has happened."""
+
+    def is_unchanged(self) -> bool:
+        return _versions(self.sources) == self.versions
+
+
 class OverlappedSaves:
     """The saves of one state."""
 
     def __init__(self, copies: DeviceCopies) -> None:
         self._copies = copies
         self._thread = ThreadPoolExecutor(1, "everstep-commit")
-        self._copying: Copying | None = None
+        self._save: _Save | None = None
+        """Until the next step is held."""
         self._commit: Future[float] | None = None
         self._plan: tuple[object, CopyPlan] | None = None
         self._registered = set[int]()
-        self._hook = register_optimizer_step_pre_hook(lambda *_: self.hold())
+        self._has_stepped = False
+        """Has an optimizer stepped, as far as the hook knows, since the last save began?"""
+        self._runs_beside = True
+        """Is each step that may come held by the hook, and does nothing else change parameters?"""
+        # Compiled code would call what it has traced of the hook, and in an order of its own.
+        self._hook = register_optimizer_step_pre_hook(torch.compiler.disable(lambda *_: self._before_step()))
 
     def begin(
         self,
@@ -63,15 +95,23 @@ class OverlappedSaves:
         if self._plan is None or self._plan[0] is not tree.traversal:
             self._plan = tree.traversal, CopyPlan(layout, tree.tensors, stepped_names(state, tree, self._copies.device))
         number, buffer = slot
-        began = time.perf_counter()
-        copying = self._copying = self._plan[1].begin(buffer, tree, json, self._copies)
-        self._commit = self._thread.submit(self._finish, copying, commit, number, buffer, began)
+        began, plan = time.perf_counter(), self._plan[1]
+        sources = [tree.tensors[name] for name in plan.later]
+        versions = _versions(sources)
+        save = _Save(plan.begin(buffer, tree, json, self._copies), sources, versions)
+        runs_beside = self._has_stepped and self._runs_beside and not _is_capturable(state)
+        self._save, self._has_stepped = save if runs_beside else None, False
+        if not runs_beside:
+            save.copying.wait()
+            save.is_sound = True
+        self._commit = self._thread.submit(self._finish, save, commit, number, buffer, began)
 
     def hold(self) -> None:
         """Called before an optimizer steps."""
-        if self._copying is not None:
-            self._copying.hold()
-            self._copying = None
+        if self._save is not None:
+            self._save.is_sound = self._save.is_unchanged()
+            self._save.copying.hold()
+            self._save = None
 
     def finish(self) -> float:
         """Wait until the save that is under way is committed. Returns the seconds that its copies took; 0: there is
@@ -80,19 +120,31 @@ class OverlappedSaves:
         return commit.result() if commit is not None else 0.0
 
     def close(self) -> None:
-        """Wait for the copies: afterwards nothing writes a slot."""
+        """Wait for the copies, also of a save whose beginning was interrupted: afterwards nothing writes a slot."""
         self._hook.remove()
         with suppress(Exception):  # The round is over: nobody needs the save any more.
             self.finish()
         self._thread.shutdown()
         self._copies.unregister()
 
-    def _finish(
-        self, copying: Copying, commit: Callable[[], None], slot: int, buffer: memoryview, began: float
-    ) -> float:
+    def _before_step(self) -> None:
+        """The hook. What is recorded now is not done now: torch.cuda.graph has waited for the device."""
+        if self._copies.is_recording():
+            self._runs_beside = False
+        else:
+            self._has_stepped = True
+            self.hold()
+
+    def _finish(self, save: _Save, commit: Callable[[], None], slot: int, buffer: memoryview, began: float) -> float:
         """In the thread. Returns the seconds that the copies took."""
-        copying.wait()
+        save.copying.wait()
         seconds = time.perf_counter() - began
+        is_unchanged = save.is_unchanged()
+        # In this order: a step changes them, too, but is held before.
+        if not (is_unchanged if save.is_sound is None else save.is_sound):
+            self._runs_beside = False
+            print(f"everstep: {_CHANGED}", file=sys.stderr)
+            return seconds
         faults.point("checkpoint.before_commit")
         commit()
         if slot not in self._registered:  # Beside the first iterations: training does not wait for it.
@@ -110,13 +162,25 @@ class OverlappedSaves:
 def stepped_names(state: Mapping[str, Any], tree: FlatState, device: torch.device) -> set[str]:
     """The names of the tensors on that device that only the steps of optimizers in the state change."""
     memory = set[int]()
-    for optimizer in state.values():
-        if isinstance(optimizer, torch.optim.Optimizer):
-            memory |= {_memory(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-            values = (value for own in optimizer.state.values() for value in own.values())
-            memory |= {_memory(value) for value in values if isinstance(value, torch.Tensor)}
+    for optimizer in _optimizers(state):
+        memory |= {_memory(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        values = (value for own in optimizer.state.values() for value in own.values())
+        memory |= {_memory(value) for value in values if isinstance(value, torch.Tensor)}
     return {name for name, tensor in tree.tensors.items() if tensor.device == device and _memory(tensor) in memory}
+
+
+def _optimizers(state: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
+    return [value for value in state.values() if isinstance(value, torch.optim.Optimizer)]
+
+
+def _is_capturable(state: Mapping[str, Any]) -> bool:
+    """May steps be in a CUDA graph that was captured before?"""
+    return any(group.get("capturable") for optimizer in _optimizers(state) for group in optimizer.param_groups)
 
 
 def _memory(tensor: torch.Tensor) -> int:
     return local_part(tensor).untyped_storage().data_ptr()
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
