@@ -1,9 +1,10 @@
 """Which of this machine's devices each of its nodes sees: nodes that are processes of one machine share them out.
 
 CUDA's and ROCm's libraries number the devices that CUDA_VISIBLE_DEVICES lists from 0, so each node's workers find
-theirs by LOCAL_RANK. No driver is asked: that would make a CUDA context in a process that forks. What a device's CPUs
-are is in Linux's and the NVIDIA driver's files (Linux, "sysfs-bus-pci"; NVIDIA's README, "The /proc File System
-Interface").
+theirs by LOCAL_RANK. The numbers in that list count the devices that a process can open, in the order of the bus: a
+container's only one is 0, also where its file is /dev/nvidia3. No driver is asked: that would make a CUDA context in a
+process that forks. What a device's CPUs are is in Linux's and the NVIDIA driver's files (Linux, "sysfs-bus-pci";
+NVIDIA's README, "The /proc File System Interface").
 """
 
 import re
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from everstep.runtime.job.spec import JobSpec, RoleSpec
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-_FILE = re.compile(r"nvidia(\d+)")
+_FILE = re.compile(r"nvidia\d+")
 
 
 class TooFewDevices(ValueError):  # noqa: N818 (a name that reads well in `except`)
@@ -32,8 +33,8 @@ def machine_devices(environment: Mapping[str, str], folder: Path = Path("/dev"))
         names = [name.strip() for name in device_list.split(",")]
         # CUDA ignores what follows an invalid name, such as -1.
         return tuple(names[: next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))])
-    numbers = (match.group(1) for path in folder.glob("nvidia*") if (match := _FILE.fullmatch(path.name)))
-    return tuple(sorted(numbers, key=int))
+    count = sum(_FILE.fullmatch(path.name) is not None for path in folder.glob("nvidia*"))
+    return tuple(map(str, range(count)))
 
 
 def node_devices(devices: Sequence[str], first: int, count: int) -> Mapping[str, str]:
@@ -48,14 +49,18 @@ def near_cpus(
     names: Sequence[str],
     driver: Path = Path("/proc/driver/nvidia/gpus"),
     bus: Path = Path("/sys/bus/pci/devices"),
+    folder: Path = Path("/dev"),
 ) -> frozenset[int]:
     """The CPUs in the NUMA nodes of these devices, as CUDA_VISIBLE_DEVICES names them. Empty: not known."""
-    cpus = set[int]()
-    for path in driver.glob("*/information"):
+    cpus, number = set[int](), 0
+    for path in sorted(driver.glob("*/information")):
         lines = (line.partition(":") for line in path.read_text().splitlines())
         facts = {key.strip(): value.strip() for key, _, value in lines}
-        if {facts.get("Device Minor"), facts.get("GPU UUID")} & set(names):
+        if not (folder / f"nvidia{facts.get('Device Minor')}").exists():
+            continue
+        if {str(number), facts.get("GPU UUID")} & set(names):
             cpus |= _cpus_of(bus / path.parent.name / "local_cpulist")
+        number += 1
     return frozenset(cpus)
 
 

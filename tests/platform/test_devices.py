@@ -24,10 +24,10 @@ def test_the_devices_are_those_that_cuda_would_show(listed: str, expected: tuple
     assert machine_devices({"CUDA_VISIBLE_DEVICES": listed}, tmp_path) == expected
 
 
-def test_without_a_list_they_are_the_machines_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    for name in ("nvidia10", "nvidia2", "nvidia0", "nvidiactl", "nvidia-uvm"):
+def test_without_a_list_they_are_those_that_have_a_file_numbered_as_cuda_does(tmp_path: Path) -> None:
+    for name in ("nvidia10", "nvidia2", "nvidia7", "nvidiactl", "nvidia-uvm"):  # A container has not all files.
         (tmp_path / name).touch()
-    assert machine_devices({}, tmp_path) == ("0", "2", "10")
+    assert machine_devices({}, tmp_path) == ("0", "1", "2")
     assert machine_devices({}, tmp_path / "none") == ()
 
 
@@ -51,20 +51,27 @@ def test_each_node_sees_a_device_for_each_of_its_workers(
 
 @pytest.mark.parametrize(
     ("names", "cpus"),
-    [(["0"], "0-1,4"), (["1"], "2"), (["GPU-b"], "2"), (["1", "0"], "0-2,4"), (["9"], ""), ([""], ""), ([], "")],
+    [(["0"], "0-1,4"), (["1"], "2"), (["GPU-b"], "2"), (["1", "0"], "0-2,4"), (["2"], ""), ([""], ""), ([], "")],
 )
 def test_a_node_runs_on_the_cpus_near_its_devices(names: list[str], cpus: str, tmp_path: Path) -> None:
     driver, bus = tmp_path / "gpus", tmp_path / "devices"
-    for minor, uuid, place, near in ((0, "GPU-a", "0000:1a:00.0", "0-1,4"), (1, "GPU-b", "0000:9c:00.0", "2")):
+    gpus = (
+        (5, "GPU-a", "0000:1a:00.0", "0-1,4"),
+        (6, "GPU-hidden", "0000:4b:00.0", "3"),
+        (2, "GPU-b", "0000:9c:00.0", "2"),
+    )
+    for minor, uuid, place, near in gpus:
+        if uuid != "GPU-hidden":
+            (tmp_path / f"nvidia{minor}").touch()
         (driver / place).mkdir(parents=True)
         (bus / place).mkdir(parents=True)
         facts = f"Model: \t\t one\nGPU UUID: \t {uuid}\nBus Location: \t {place}\nDevice Minor: \t {minor}\n"
         (driver / place / "information").write_text(facts)
         (bus / place / "local_cpulist").write_text(f"{near}\n")
     expected = {"": set[int](), "0-1,4": {0, 1, 4}, "2": {2}, "0-2,4": {0, 1, 2, 4}}[cpus]
-    assert near_cpus(names, driver, bus) == expected
-    assert near_cpus(names, driver, tmp_path / "another") == frozenset()
-    assert near_cpus(names, tmp_path / "no driver") == frozenset()
+    assert near_cpus(names, driver, bus, tmp_path) == expected
+    assert near_cpus(names, driver, tmp_path / "another", tmp_path) == frozenset()
+    assert near_cpus(names, tmp_path / "no driver", bus, tmp_path) == frozenset()
 
 
 def test_roles_follow_one_another() -> None:
