@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -78,9 +79,9 @@ def describe_machine() -> Machine:
     return Machine(count, f"{count} x {facts.name}, {facts.total_memory / 1e9:.0f} GB; {driver}")
 
 
-def describe_host() -> str:
+def describe_host(shared_memory: Path) -> str:
     """What matters of it."""
-    shared = os.statvfs(gpu_copies.SHARED_MEMORY)
+    shared = os.statvfs(shared_memory)
     free, shared_free = psutil.virtual_memory().available, shared.f_bavail * shared.f_frsize
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "no C compiler")
     return (
@@ -108,12 +109,14 @@ def lines(options: argparse.Namespace, devices: int) -> Iterator[Line]:
 
 
 def measure(part: Part, options: argparse.Namespace, limit_s: float) -> Line:
-    """One line, measured in a process of its own."""
+    """One line, measured in a process of its own, with a folder in shared memory that is removed however it ends."""
     began = time.monotonic()
-    try:
-        outcome, holds = run_apart(partial(part.measure, options), limit_s)
-    except PartError as error:
-        outcome, holds = f"{error}", False
+    with tempfile.TemporaryDirectory(prefix="everstep-gpu-", dir=options.shared_memory) as name:
+        own_options = argparse.Namespace(**vars(options), folder=Path(name))
+        try:
+            outcome, holds = run_apart(partial(part.measure, own_options), limit_s)
+        except PartError as error:
+            outcome, holds = f"{error}", False
     print(f"({time.monotonic() - began:.0f} s)", end=" ", file=sys.stderr, flush=True)
     return Line(part.promise, part.wanted, outcome, holds)
 
@@ -123,8 +126,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=12.0, help="state to save, if there is room (default 12: 1 B)")
     parser.add_argument("--minutes", type=float, default=11.5, help="no line is measured any more (default 11.5)")
+    parser.add_argument("--shared-memory", type=Path, default=Path("/dev/shm"), help="a tmpfs (default /dev/shm)")
+    parser.add_argument(
+        "--memory-gib",
+        type=float,
+        default=0.0,
+        help="memory that may be used, where a virtual machine gets more as it uses it (default: what is free now)",
+    )
     options = parse_options(parser, [part.promise for part in PARTS])
-    print(describe_host(), flush=True)
+    print(describe_host(options.shared_memory), flush=True)
     machine = run_apart(describe_machine, LIMIT_S)
     print(machine.words, flush=True)
     judge(lines(options, machine.devices))

@@ -19,7 +19,6 @@ from everstep.runtime.store import DirectoryStore
 from tests.fake_agent import Node
 
 DEVICE = "cuda"
-SHARED_MEMORY = Path("/dev/shm")
 COPIES = 4
 """Of the state in shared memory: three slots, and what a restore's node writes to its store there."""
 SHARE = 0.85
@@ -39,8 +38,10 @@ ALLOCATION_S = 300.0
 
 def state_of(gib: float) -> dict[str, Any]:
     """A model and AdamW with about so many GiB of state on the device: large matrices and small vectors."""
-    layers = max(1, int(gib * 2**30 / PARAMETER_BYTES / (WIDTH * WIDTH + WIDTH)))
-    model = torch.nn.ModuleList(torch.nn.Linear(WIDTH, WIDTH, device=DEVICE) for _ in range(layers))
+    parameters = gib * 2**30 / PARAMETER_BYTES
+    width = min(WIDTH, int(parameters**0.5))
+    layers = max(1, int(parameters / (width * width + width)))
+    model = torch.nn.ModuleList(torch.nn.Linear(width, width, device=DEVICE) for _ in range(layers))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -55,9 +56,9 @@ def state_bytes(state: Mapping[str, Any]) -> int:
 
 
 @contextmanager
-def node(state: dict[str, Any]) -> Iterator[tuple[Node, Checkpointer]]:
-    """A node in its first round, whose slots are in this machine's shared memory, and its worker's checkpointer."""
-    with tempfile.TemporaryDirectory(prefix="everstep-gpu-", dir=SHARED_MEMORY) as name:
+def node(state: dict[str, Any], folder: Path) -> Iterator[tuple[Node, Checkpointer]]:
+    """A node in its first round, whose slots are in a folder of shared memory, and its worker's checkpointer."""
+    with tempfile.TemporaryDirectory(dir=folder) as name:
         gpu_node = Node(Path(name), DirectoryStore(Path(name) / "store"))
         try:
             gpu_node.begin(1)
@@ -68,15 +69,15 @@ def node(state: dict[str, Any]) -> Iterator[tuple[Node, Checkpointer]]:
             gpu_node.close()
 
 
-def fitting_gib(requested_gib: float) -> float:
+def fitting_gib(options: argparse.Namespace) -> float:
     """The GiB of state that were requested, or fewer if shared memory, the host or the device has less room.
 
     The host also has a pinned copy, whose size torch rounds up to a power of two.
     """
-    free = os.statvfs(SHARED_MEMORY)
+    free = os.statvfs(options.shared_memory)
     shared = free.f_bavail * free.f_frsize * SHARE / COPIES
-    host = psutil.virtual_memory().available * SHARE / (COPIES + 2)
-    return min(requested_gib, shared / 2**30, host / 2**30, torch.cuda.mem_get_info()[0] / 3 / 2**30)
+    host = (options.memory_gib * 2**30 or psutil.virtual_memory().available) * SHARE / (COPIES + 2)
+    return min(options.gib, shared / 2**30, host / 2**30, torch.cuda.mem_get_info()[0] / 3 / 2**30)
 
 
 def median_s(work: Callable[[], object], times: int = REPEATS) -> float:
@@ -112,9 +113,9 @@ def pinned_s(size: int) -> float:
 
 def measure_staging(options: argparse.Namespace) -> tuple[str, bool]:
     """A save and the wait for its commit, beside one pinned copy."""
-    state = state_of(fitting_gib(options.gib))
+    state = state_of(fitting_gib(options))
     size = state_bytes(state)
-    with node(state) as (_, checkpointer):
+    with node(state, options.folder) as (_, checkpointer):
         numbers = iter(range(1, 1000))
 
         def save() -> None:
@@ -144,7 +145,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 def measure_overlap(options: argparse.Namespace) -> tuple[str, bool]:
     """Iterations of about a second, with a save in each and with none."""
-    state = state_of(fitting_gib(options.gib))
+    state = state_of(fitting_gib(options))
     factor = torch.randn(FACTOR, FACTOR, device=DEVICE)
     product = torch.empty_like(factor)
     product_s = median_s(lambda: torch.mm(factor, factor, out=product))
@@ -155,7 +156,7 @@ def measure_overlap(options: argparse.Namespace) -> tuple[str, bool]:
         state["optimizer"].step()
 
     plain = iteration_s(iterate)
-    with node(state) as (_, checkpointer):
+    with node(state, options.folder) as (_, checkpointer):
         numbers = iter(range(1, 1000))
 
         def iterate_and_save() -> None:
@@ -176,9 +177,9 @@ def measure_peers(options: argparse.Namespace) -> tuple[str, bool]:
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
-    state = state_of(min(2.0, fitting_gib(options.gib)))
+    state = state_of(min(2.0, fitting_gib(options)))
     plain = {"model": state["model"].state_dict(), "optimizer": state["optimizer"].state_dict()}
-    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as name:
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
         torch_save_s = median_s(lambda: torch.save(plain, Path(name) / "state.pt"), 2)
         stops = []
         for number in range(3):
@@ -197,9 +198,9 @@ def measure_peers(options: argparse.Namespace) -> tuple[str, bool]:
 
 def measure_restore(options: argparse.Namespace) -> tuple[str, bool]:
     """The first restore of a new process's checkpointer, beside one pinned copy."""
-    state = state_of(fitting_gib(options.gib))
+    state = state_of(fitting_gib(options))
     size = state_bytes(state)
-    with node(state) as (place, checkpointer):
+    with node(state, options.folder) as (place, checkpointer):
         save_and_wait(checkpointer, 1, state)
         checkpointer.close()
         place.keeper.worker_died(0)

@@ -21,7 +21,7 @@ from tests.checkpoint.cuda_stand_in import stand_in
 from tests.diagnosis.fake_nvml import Device, FakeNvml
 from tests.harness import ROOT, wait_until
 
-OPTIONS = argparse.Namespace(gib=0.001, words=[], minutes=10.0)
+OPTIONS = argparse.Namespace(gib=0.001, words=[], minutes=10.0, shared_memory=Path("/dev/shm"), memory_gib=0.0)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,10 @@ OPTIONS = argparse.Namespace(gib=0.001, words=[], minutes=10.0)
     ],
 )
 def test_every_line_that_one_process_measures_ends_with_its_figures(
-    measure: Callable[[argparse.Namespace], tuple[str, bool]], words: str, monkeypatch: pytest.MonkeyPatch
+    measure: Callable[[argparse.Namespace], tuple[str, bool]],
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand_in(monkeypatch, own=0)
     nvml = FakeNvml(Device("GPU-a", used=1 << 20, busy=40), Device("GPU-b"))
@@ -59,7 +62,7 @@ def test_every_line_that_one_process_measures_ends_with_its_figures(
     for module in (devices, gpu_runs):
         monkeypatch.setattr(module, "open_nvml", lambda: nvml)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert words in measure(OPTIONS)[0]
+    assert words in measure(argparse.Namespace(**vars(OPTIONS), folder=tmp_path))[0]
 
 
 @pytest.mark.long
@@ -68,21 +71,39 @@ def test_the_script_that_is_killed_ends_with_the_weights_of_the_one_that_is_not(
     assert words.startswith("equal weights; ")
 
 
+def test_more_memory_counts_than_is_free_now_where_it_comes_with_use_and_a_small_room_gets_a_small_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand = stand_in(monkeypatch, own=0)
+    stand.free_bytes = 1 << 50
+    monkeypatch.setattr(gpu_copies, "DEVICE", "cpu")
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: argparse.Namespace(available=24 << 20))
+    room = {"f_bavail": 1 << 38, "f_frsize": 1}
+    monkeypatch.setattr(os, "statvfs", lambda _: argparse.Namespace(**room))
+    options = {**vars(OPTIONS), "gib": 12.0, "folder": tmp_path}
+    small = gpu_copies.fitting_gib(argparse.Namespace(**options))
+    assert gpu_copies.state_bytes(gpu_copies.state_of(small)) <= 4 << 20
+    assert gpu_copies.fitting_gib(argparse.Namespace(**{**options, "memory_gib": 120.0})) == 12.0
+
+
 def fail(_: argparse.Namespace) -> NoReturn:
     raise ValueError("of\ntwo lines")
 
 
-def die(_: argparse.Namespace) -> NoReturn:
+def die(options: argparse.Namespace) -> NoReturn:
+    (options.folder / "slots").touch()
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError
 
 
 def test_a_line_that_fails_or_kills_its_process_or_needs_more_devices_leaves_the_next_alone(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = [("fails", 1, fail), ("dies", 1, die), ("two", 2, fail), ("well", 1, lambda _: (f"{os.getpid()}", True))]
     monkeypatch.setattr(accept_gpu, "PARTS", [Part(promise, "", count, work) for promise, count, work in parts])
-    failed, died, two, well = accept_gpu.lines(OPTIONS, 1)
+    options = argparse.Namespace(**{**vars(OPTIONS), "shared_memory": tmp_path})
+    failed, died, two, well = accept_gpu.lines(options, 1)
+    assert not os.listdir(tmp_path)
     assert (failed.measured, failed.holds) == ("ValueError: of two lines", False)
     assert (died.measured, died.holds) == ("its process ended with exit code -9", False)
     assert (two.measured, two.holds) == ("needs 2 devices", None)
