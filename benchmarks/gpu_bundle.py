@@ -19,7 +19,7 @@ FOLDERS = ("benchmarks", "everstep", "runtime", "steps", "pipelines", "tests", "
 PACKAGES = (
     "nvidia-ml-py", "msgspec", "xxhash", "psutil", "rich", "markdown-it-py", "mdurl", "pygments", "numpy", "packaging",
     "pytest", "iniconfig", "pluggy", "aiohttp", "aiohappyeyeballs", "aiosignal", "attrs", "frozenlist", "multidict",
-    "propcache", "yarl", "idna", "typing-extensions",
+    "propcache", "yarl", "idna", "typing-extensions", "lark", "pyyaml",
 )  # fmt: skip
 """What the lines import, and what that needs. torch brings the rest."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64")

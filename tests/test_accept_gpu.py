@@ -3,13 +3,18 @@
 import argparse
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from benchmarks import accept_gpu, gpu_bundle, gpu_copies, gpu_runs
 from benchmarks.accept_gpu import Part
@@ -124,6 +129,57 @@ def test_a_line_that_does_not_end_is_ended_with_the_processes_that_it_began(tmp_
         run_apart(hang, 1.0)
     pid = int(wait_until((tmp_path / "pid").read_text, "the work had begun"))
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+IMPORTED = (
+    "benchmarks.accept_gpu",
+    "everstep.reentry",
+    "everstep.runtime.agent.agent",
+    "everstep.runtime.agent.forkserver",
+    "everstep.runtime.launch.run",
+    "everstep.runtime.report",
+)
+"""What the lines and the processes that they start import."""
+IMPORT_ALONE = """
+import importlib, sys
+from importlib.machinery import PathFinder
+
+bundled, wanted = (words.split(",") for words in sys.argv[1:])
+
+class Bundled:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        spec = PathFinder.find_spec(name, path, target)
+        is_installed = spec is not None and "site-packages" in (spec.origin or "")
+        return None if is_installed and name.partition(".")[0] not in bundled else spec
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Bundled
+for name in wanted:
+    importlib.import_module(name)
+"""
+
+
+def required_packages(name: str, known: set[str]) -> set[str]:
+    """The package, and what it needs, without `known`."""
+    if (name := canonicalize_name(name)) in known:
+        return known
+    known.add(name)
+    for requirement in map(Requirement, metadata.requires(name) or ()):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            required_packages(requirement.name, known)
+    return known
+
+
+def test_the_lines_import_nothing_but_what_torch_and_the_bundle_bring() -> None:
+    packages = required_packages("torch", set[str]()) | set(gpu_bundle.PACKAGES)
+    modules = [
+        module
+        for module, names in metadata.packages_distributions().items()
+        if packages & set(map(canonicalize_name, names))
+    ]
+    command = [sys.executable, "-c", IMPORT_ALONE, ",".join(modules), ",".join(IMPORTED)]
+    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert outcome.returncode == 0, outcome.stderr
 
 
 def test_all_that_the_bundle_brings_along_is_locked_with_its_hashes() -> None:
