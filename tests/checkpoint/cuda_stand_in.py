@@ -31,6 +31,8 @@ class StandIn:
         """Address -> bytes."""
         self.refusal = 0
         """What cudaHostRegister answers."""
+        self.most_registered = 1000
+        """As many parts; of more it answers that there is no memory."""
         self.log: list[str] = []
         """What was told to streams and events, and what is registered no more, in order."""
         self.free_bytes = 1 << 30
@@ -92,10 +94,11 @@ class StandIn:
     def host_register(self, address: int, size: int, flags: int) -> "_Error":
         self.use()
         assert flags in (0, 1)
-        if not self.refusal:
+        refusal = self.refusal or 2 * (len(self.registered) >= self.most_registered)
+        if not refusal:
             assert address not in self.registered
             self.registered[address] = size
-        return _Error(self.refusal)
+        return _Error(refusal)
 
     def host_unregister(self, address: int) -> "_Error":
         self.use()

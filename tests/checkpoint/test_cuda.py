@@ -3,6 +3,7 @@
 `test_cuda_copies` runs these tests on a stand-in, where there is no device.
 """
 
+import gc
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_what_is_saved_beside_training_is_of_one_moment(node: Any) -> None:
     checkpointer.close()
 
 
-def test_each_slot_is_registered_beside_training_and_no_longer_when_the_round_is_over(node: Any) -> None:
+def test_each_slot_is_registered_beside_training_and_from_round_to_round_as_long_as_it_is_mapped(node: Any) -> None:
     state = make_state(1)
     node.begin(1)
     checkpointer = Checkpointer(state, keeper=node.link())
@@ -89,8 +90,19 @@ def test_each_slot_is_registered_beside_training_and_no_longer_when_the_round_is
     for iteration in range(1, 5):
         checkpointer.save(iteration, state)
     checkpointer.finish(state)
-    assert checkpointer.segment is not None
-    slots = [torch.frombuffer(checkpointer.segment.slot(number), dtype=torch.uint8) for number in range(3)]
+    segment = checkpointer.segment
+    assert segment is not None
+    slots = [torch.frombuffer(segment.slot(number), dtype=torch.uint8) for number in range(3)]
     assert [slot.is_pinned() for slot in slots] == [True] * 3
     checkpointer.close()
+    del checkpointer
+    assert [slot.is_pinned() for slot in slots] == [True] * 3
+    node.begin(2, node.newest())
+    again = Checkpointer(state, keeper=node.link(2), ahead=segment)
+    assert again.load(state) == 4
+    again.save(5, state)
+    again.close()
+    assert [slot.is_pinned() for slot in slots] == [True] * 3
+    del again, segment
+    gc.collect()
     assert [slot.is_pinned() for slot in slots] == [False] * 3

@@ -1,5 +1,6 @@
 """The copies from and to a CUDA device, on a stand-in: what they call, in which order, on which device."""
 
+import gc
 import os
 from collections.abc import Callable
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from everstep.runtime.checkpoint.shard import cuda_copies
 from everstep.runtime.checkpoint.shard.cuda_copies import CudaCopies
 from everstep.runtime.checkpoint.shard.device_copies import Gather, Piece
 from everstep.runtime.checkpoint.worker import overlapped_saves
@@ -31,6 +33,7 @@ def test_what_a_device_is_tested_with_passes_and_no_thread_makes_a_context_on_an
 ) -> None:
     wanted = {name: request.getfixturevalue(name) for name in ("node", "same") if name in test.__annotations__}
     test(**wanted)
+    gc.collect()
     assert stand.contexts == {stand.own}
     assert not stand.registered
 
@@ -47,12 +50,78 @@ def test_copies_wait_for_training_and_training_waits_for_the_copies(stand: Stand
     assert stand.log == [*begun, *["copies uses"] * 3, *ended]
 
 
-def test_memory_is_unregistered_when_all_copies_have_ended(stand: StandIn) -> None:
+def test_no_copy_crosses_from_one_registered_part_of_a_slot_into_another(
+    stand: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_copies, "_REGISTERED_BYTES", 4096)
+    slot = torch.zeros(4 * 4096, dtype=torch.uint8)
+    copies = CudaCopies(torch.device("cpu"))
+    copies.register(memoryview(slot.numpy().data))
+    assert sorted(stand.registered.values()) == [4096] * 4
+    columns = torch.arange(30.0 * 50).view(30, 50).T
+    sources = [torch.arange(2000, dtype=torch.float32), columns, torch.arange(4.0)]
+    places = [(40, 8040), (8100, 14100), (14104, 14120)]
+    pairs = [
+        (slot[start:end].view(torch.float32).view(source.shape), source)
+        for (start, end), source in zip(places, sources, strict=True)
+    ]
+    spans: list[tuple[int, int]] = []
+    copy = torch.Tensor.copy_
+
+    def note_copy(target: torch.Tensor, source: torch.Tensor, **more: Any) -> torch.Tensor:
+        if more:
+            spans.append((target.data_ptr(), target.data_ptr() + target.nbytes))
+        return copy(target, source, **more)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", note_copy)
+    copies.begin(pairs, []).wait()
+    assert all(torch.equal(target, source) for target, source in pairs)
+    assert len(spans) == 6
+    for start, end in spans:
+        assert any(address <= start and end <= address + size for address, size in stand.registered.items())
+
+
+def test_of_a_slot_that_can_be_registered_in_part_only_nothing_stays_registered(
+    stand: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_copies, "_REGISTERED_BYTES", 4096)
+    stand.most_registered = 2
+    with pytest.raises(RuntimeError, match="out of memory"):
+        CudaCopies(torch.device("cpu")).register(memoryview(bytearray(4 * 4096)))
+    assert not stand.registered
+    assert stand.log == ["unregistered"] * 2
+
+
+def test_a_registered_slot_is_not_registered_again_and_no_longer_when_nothing_copies_there(stand: StandIn) -> None:
     copies, slot = CudaCopies(torch.device("cpu")), bytearray(4096)
-    copies.register(memoryview(slot))
-    copies.begin([(torch.frombuffer(slot, dtype=torch.uint8), torch.ones(4096, dtype=torch.uint8))], [])
-    copies.unregister()
-    assert stand.log[-2:] == ["copies ends", "unregistered"]
+    for _ in range(2):
+        copies.register(memoryview(slot))
+    assert list(stand.registered.values()) == [4096]
+    copies.wait()
+    assert stand.log == ["copies ends"]
+    del copies
+    assert stand.log == ["copies ends", "unregistered"]
+
+
+def test_slots_of_a_state_that_has_changed_its_layout_are_registered_no_more(
+    stand: StandIn, node: Any, make_state: Callable[[int], dict[str, Any]]
+) -> None:
+    state = make_state(1)
+    node.begin(1)
+    checkpointer = Checkpointer(state, keeper=node.link())
+    node.has_memory()
+    for iteration in range(1, 4):
+        checkpointer.save(iteration, state)
+    checkpointer.flush(3)
+    before = set(stand.registered)
+    assert len(before) == 3
+    state["more"] = torch.zeros(100_000)
+    checkpointer.save(4, state)
+    checkpointer.flush(4)
+    gc.collect()
+    assert stand.registered
+    assert not before & set(stand.registered)
+    checkpointer.close()
 
 
 def test_a_step_that_is_captured_is_no_step_and_later_saves_end_before_they_return(

@@ -79,13 +79,12 @@ class ThreadedDevice:
         return _Copying(None if self._trains_here else self.compute, self._copies.record())
 
     def wait(self) -> None:
-        """Until all that is queued has run."""
-        for stream in (self.compute, self._copies):
-            _wait(stream.record())
-
-    def unregister(self) -> None:
         _wait(self._copies.record())
-        self.registered.clear()
+
+    def wait_for_all(self) -> None:
+        """Until all that is queued has run."""
+        _wait(self.compute.record())
+        self.wait()
 
     def uploads(self) -> "_Uploads":
         self._copies.wait_for(self.compute.record())

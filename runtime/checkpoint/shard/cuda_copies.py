@@ -3,8 +3,10 @@ run.
 
 `cudaHostRegister` makes the slot's pages as fast as pinned ones, and copies to it asynchronous (CUDA Runtime API,
 "Memory Management"). Memory must be unregistered before it is unmapped: CUDA would go on to use the old pages for what
-is mapped there later. Streams and events: PyTorch, "CUDA semantics". A restore does not register the slot, as that
-takes longer than the copy: its blocks go through a few pinned buffers.
+is mapped there later. It is registered in parts: the driver holds a lock of all processes meanwhile, and Linux 6.11 to
+6.13 pins less than 2 GiB at once (TensorRT-LLM, pull request 17773). A copy must not leave the registered range that it
+begins in (CUDA Driver API, cuMemcpyAsync). Streams and events: PyTorch, "CUDA semantics". A restore does not register
+the slot, as that takes longer than the copy: its blocks go through a few pinned buffers.
 
 A new thread's current device is the first one, and most calls of the runtime make a context on the current device: some
 hundred MB of it for each rank. So every thread selects its own device before any such call, and returns to a device
@@ -12,7 +14,9 @@ without a context only in name, as `torch.cuda.device` does.
 """
 
 import os
-from collections.abc import Sequence
+import weakref
+from bisect import bisect_right, insort
+from collections.abc import Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -28,6 +32,10 @@ _BUFFERS = 16
 copying it: they are made as they are needed."""
 
 
+_REGISTERED_BYTES = 1 << 30
+"""Registered at once."""
+
+
 class CudaCopies:
     """Implements `DeviceCopies`."""
 
@@ -37,26 +45,34 @@ class CudaCopies:
         """A worker's share of its node's cores: launchers give torch's own work one thread where a node has several
         workers."""
         self._stream = torch.cuda.Stream(device)
-        self._registered: list[torch.Tensor] = []
-        """They keep the memory mapped."""
+        self._registered: dict[int, torch.Tensor] = {}
+        """By their addresses; they keep the memory mapped."""
+        self._seams: list[int] = []
+        """Addresses at which one registered part of a slot meets the next, in order."""
+        weakref.finalize(self, _unregister, device, self._registered).atexit = False
 
     def register(self, memory: memoryview) -> None:
         """Raises RuntimeError, as where the driver locks no more memory. CUDA keeps the error for this thread's next
         kernel, too: so call it in a thread that launches none."""
         flat = torch.frombuffer(memory, dtype=torch.uint8)
+        if flat.data_ptr() in self._registered:
+            return
+        parts = {part.data_ptr(): part for part in flat.split(_REGISTERED_BYTES)}
+        done = dict[int, torch.Tensor]()
         with torch.cuda.device(self.device):
-            if code := int(_runtime().cudaHostRegister(flat.data_ptr(), len(flat), 0)):
-                raise RuntimeError(f"cudaHostRegister of {len(flat) / 1e6:.1f} MB: {_describe(code)}")
-        self._registered.append(flat)
+            for address, part in parts.items():
+                if code := int(_runtime().cudaHostRegister(address, len(part), 0)):
+                    _unregister(self.device, done)
+                    raise RuntimeError(f"cudaHostRegister of {len(flat) / 1e6:.1f} MB: {_describe(code)}")
+                done[address] = part
+        self._registered |= done
+        for seam in list(parts)[1:]:
+            insort(self._seams, seam)
 
-    def unregister(self) -> None:
-        """See the protocol. Raises RuntimeError."""
+    def wait(self) -> None:
+        """See the protocol."""
         with torch.cuda.device(self.device):
             self._stream.synchronize()
-            while self._registered:
-                if code := int(_runtime().cudaHostUnregister(self._registered[-1].data_ptr())):
-                    raise RuntimeError(f"cudaHostUnregister: {_describe(code)}")
-                self._registered.pop()
 
     def is_recording(self) -> bool:
         """See the protocol."""
@@ -70,12 +86,12 @@ class CudaCopies:
             # Before any copy begins, as after an error nothing may write the slot any more.
             buffers = [torch.empty(len(gather.target), dtype=torch.uint8, device=self.device) for gather in gathers]
             for target, source in pairs:  # First, as the device copies them while the others are prepared.
-                target.copy_(source, non_blocking=True)
+                self._copy(target, source)
             for gather, buffer in zip(gathers, buffers, strict=True):
                 torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
                     packed_views(buffer, gather), list(gather.sources)
                 )
-                gather.target.copy_(buffer, non_blocking=True)
+                self._copy(gather.target, buffer)
             for source in [
                 *(source for _, source in pairs),
                 *(source for gather in gathers for source in gather.sources),
@@ -89,6 +105,35 @@ class CudaCopies:
         """See the protocol."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         return _CudaUploads(self._stream)
+
+    def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """On the present stream, in parts where a seam crosses the target."""
+        start, end = target.data_ptr(), target.data_ptr() + target.nbytes
+        seams = list(self._seams_within(start, end))
+        if not seams:
+            target.copy_(source, non_blocking=True)
+            return
+        if not source.is_contiguous() or source.is_conj() or source.is_neg():
+            source = torch.empty(source.shape, dtype=source.dtype, device=source.device).copy_(source)
+        flat_target, flat_source = (some.reshape(-1).view(torch.uint8) for some in (target, source))
+        for part in map(slice, [0, *(seam - start for seam in seams)], [*(seam - start for seam in seams), None]):
+            flat_target[part].copy_(flat_source[part], non_blocking=True)
+
+    def _seams_within(self, start: int, end: int) -> Iterator[int]:
+        for number in range(bisect_right(self._seams, start), len(self._seams)):
+            if self._seams[number] >= end:
+                break
+            yield self._seams[number]
+
+
+def _unregister(device: torch.device, registered: dict[int, torch.Tensor]) -> None:
+    """Raises RuntimeError."""
+    with torch.cuda.device(device):
+        while registered:
+            address = next(iter(registered))
+            if code := int(_runtime().cudaHostUnregister(address)):
+                raise RuntimeError(f"cudaHostUnregister: {_describe(code)}")
+            del registered[address]
 
 
 def _runtime() -> Any:

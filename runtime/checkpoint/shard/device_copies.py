@@ -77,12 +77,13 @@ class DeviceCopies(Protocol):
     of the bus's speed."""
 
     def register(self, memory: memoryview) -> None:
-        """Prepare host memory for fast copies; takes some 0.2 s a GB. Copies into other memory are slower, and correct.
-        Any thread may call it, while nothing is copied there. Raises RuntimeError."""
+        """Prepare host memory for fast copies, unless it is prepared; takes some 0.2 s a GB. Copies into other memory
+        are slower, and correct. Any thread may call it, while nothing is copied there. The memory stays mapped, and
+        prepared, as long as this object lives. Raises RuntimeError."""
         ...
 
-    def unregister(self) -> None:
-        """Wait for all copies, then undo every `register`. The memory stays mapped until then. Raises RuntimeError."""
+    def wait(self) -> None:
+        """Block until all copies have ended. Raises RuntimeError if one failed."""
         ...
 
     def is_recording(self) -> bool:

@@ -14,11 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from everstep.runtime.checkpoint.errors import SegmentError
 from everstep.runtime.checkpoint.shard.huge_pages import allocate, map_shared, populate
 from everstep.runtime.checkpoint.shard.sizes import PAGE, round_to_pages, segment_bytes
+
+if TYPE_CHECKING:  # An agent imports no torch.
+    from everstep.runtime.checkpoint.shard.device_copies import DeviceCopies
 
 _MAGIC = b"EVERSTEP"
 _VERSION = 3
@@ -67,6 +70,9 @@ class SegmentFile:
 
     def __init__(self, path: Path, memory: memoryview, slots: int, capacity: int, inode: int = 0) -> None:
         self.path = path
+        self.copies: DeviceCopies | None = None
+        """What copies between a device and the slots, which it may have registered: so they stay from round to round,
+        until the segment is let go of."""
         self._inode = inode
         self.slots = slots
         self.capacity = capacity

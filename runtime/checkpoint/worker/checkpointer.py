@@ -115,8 +115,9 @@ class Checkpointer:
         self._populated = False
         self._walker = Flattener()
         tree = self._flatten(state)
-        self._on_device = device_of(tree).type != "cpu"
-        self._copies = copies(device_of(tree)) if link is not None else None
+        self._device = device_of(tree)
+        self._on_device = self._device.type != "cpu"
+        self._make_copies, self._copies = copies, None
         self._sharded = tree.is_sharded() or (isinstance(state, RankState) and world_size() > 1)
         self._stages = self._sharded or local_rank == 0
         self._interval = StagingInterval(0.0)
@@ -261,11 +262,14 @@ class Checkpointer:
             self._stager = Stager(_plan(tree, text), tree)
             capacity = self._stager.layout.size
             self.close()
-            self._overlapped = OverlappedSaves(self._copies) if self._copies else None
         segment = self._link.ask(Announce(capacity, self._sharded), Segment)
         if self._stages and segment.overhead != self._interval.overhead:
             self._interval = StagingInterval(segment.overhead, max_over_ranks if self._sharded else float)
         self._segment, self._populated = self._map_segment(Path(segment.path)), not capacity
+        if self._segment.copies is None:
+            self._segment.copies = self._make_copies(self._device)
+        self._copies = self._segment.copies
+        self._overlapped = OverlappedSaves(self._copies) if self._copies and capacity else None
         if capacity and self._rank == 0:
             size, slot = segment.slots * segment.capacity, segment.capacity
             copies = f"{segment.copies} slots ({segment.copies * slot / 1e6:.1f} MB) for copies of other nodes' parts"

@@ -125,7 +125,7 @@ class OverlappedSaves:
         with suppress(Exception):  # The round is over: nobody needs the save any more.
             self.finish()
         self._thread.shutdown()
-        self._copies.unregister()
+        self._copies.wait()
 
     def _before_step(self) -> None:
         """The hook. What is recorded now is not done now: torch.cuda.graph has waited for the device."""
