@@ -20,6 +20,8 @@ from everstep.runtime.watch.group_making import surround_group_making
 
 _WATCHED = re.compile(r"^tfd:.* ino:([0-9a-f]+)", re.M)
 """A file in an epoll set, in /proc/self/fdinfo."""
+_ERRORS = ("COMM_ERROR", "REMOTE_ERROR")
+"""Of torch's ErrorType."""
 
 
 class GroupSockets:
@@ -107,15 +109,31 @@ def _shut_down(inode: str, file: int) -> bool:
     return False
 
 
+def communicator_error() -> str:
+    """What a communicator of NCCL or its like says is wrong with it, as where its network fails; empty: nothing. torch
+    asks it while a collective is under way (ProcessGroupNCCL, "Watchdog"). A timeout is no such error. (Never run on a
+    GPU.)"""
+    for group in _device_groups():
+        for device in group._device_types:
+            with suppress(RuntimeError, AttributeError):
+                error = group._get_backend(device).get_error()
+                if error.name in _ERRORS:
+                    return f"{error.name} of {group.group_name or 'a group'} on {device.type}"
+    return ""
+
+
+def _device_groups() -> list[dist.ProcessGroup]:
+    if not dist.is_initialized():
+        return []
+    return [group for group, (backend, _) in list(distributed_c10d._world.pg_map.items()) if backend != "gloo"]
+
+
 def _abort_groups() -> None:
     """Abort the communicators of NCCL and its like, which use no socket that could be cut. (Never run on a GPU.)
 
     All at a time: an abort waits for its kernels to end, and these may wait in their stream for those of another group.
     """
-    if not dist.is_initialized():
-        return
-    groups = [group for group, (backend, _) in list(distributed_c10d._world.pg_map.items()) if backend != "gloo"]
-    threads = [threading.Thread(target=_abort, args=(group,), daemon=True) for group in groups]
+    threads = [threading.Thread(target=_abort, args=(group,), daemon=True) for group in _device_groups()]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -31,12 +31,14 @@ from typing import Any
 
 import torch.distributed as dist
 
+from everstep.exit_now import exit_now
 from everstep.gloo_waits import GlooWaits
-from everstep.group_sockets import GroupSockets
+from everstep.group_sockets import GroupSockets, communicator_error
 from everstep.kept_values import KeptValues
 from everstep.process_group import leave
 from everstep.rehearsal import rehearse
 from everstep.runtime.checkpoint.shard import copy_to_slot
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.protocol.survivor_link import (
     SPARE_VARIABLE,
     LastIteration,
@@ -49,7 +51,7 @@ from everstep.runtime.protocol.survivor_link import (
 from everstep.runtime.protocol.worker_link import LinkError
 from everstep.runtime.watch import in_worker
 from everstep.runtime.watch.board import STACK_SIGNAL
-from everstep.session import Context, RoundOver, end_round, is_aborted, round_ends
+from everstep.session import Context, RoundOver, end_round, is_aborted, local_device, round_ends
 from everstep.training import enter
 
 Main = Callable[[Context], object]
@@ -57,6 +59,7 @@ Main = Callable[[Context], object]
 _SIGNAL = STACK_SIGNAL + 1
 """Interrupts the main thread. Libraries use the first real-time signals."""
 _KNOCK_EVERY_S = 0.02
+_LOOK_EVERY_S = 0.25
 _RAISE_AGAIN_S = 0.5
 """Time for `finally` blocks, before an interruption that somebody has swallowed is repeated."""
 _PEER_LOST_S = 5.0
@@ -125,6 +128,8 @@ class _Rounds:
         """How many rounds and rehearsals it has left."""
         signal.signal(_SIGNAL, self._interrupt)
         threading.Thread(target=self._listen, name="everstep-rounds", daemon=True).start()
+        if local_device(0).type != "cpu":
+            threading.Thread(target=self._watch_communicators, name="everstep-watch", daemon=True).start()
 
     def run(self, function: Callable[[], object]) -> bool:
         """Returns whether the function has returned; if not, the round is over. Raises the function's own errors."""
@@ -223,6 +228,15 @@ class _Rounds:
                     self._round = round_
                     self._seats.put((message, files))
         self._seats.put(None)
+
+    def _watch_communicators(self) -> None:
+        """In a thread. A communicator's error, without a peer's end, is this worker's own: the process ends, as nothing
+        else would end its collective (`_ON_ERRORS`)."""
+        while True:
+            time.sleep(_LOOK_EVERY_S)
+            if self._inside and (error := communicator_error()) and not round_ends.wait(_PEER_LOST_S) and self._inside:
+                print(f"everstep: {error}: this worker ends, as its collectives will not", file=sys.stderr)
+                exit_now(ExitCode.FAILED)
 
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
         """Leave the script's function, unless something has to be finished first: then at a later signal."""

@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch._C._distributed_c10d import ErrorType
 
 from everstep import group_sockets
 from everstep.runtime.agent.ports import free_port
@@ -50,3 +52,32 @@ def test_communicators_are_aborted_all_at_a_time_as_one_may_wait_for_the_others_
     monkeypatch.setattr(group_sockets.distributed_c10d, "_world", world)
     group_sockets._abort_groups()
     assert ended == ["aborted"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("SUCCESS", ""),
+        ("TIMEOUT", ""),
+        ("COMM_ERROR", "COMM_ERROR of 0 on cuda"),
+        ("REMOTE_ERROR", "REMOTE_ERROR of 0 on cuda"),
+    ],
+)
+def test_a_communicators_error_is_known(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = next(member for member in ErrorType.__members__.values() if member.name == name)
+    fine, failing = (SimpleNamespace(get_error=lambda error=error: error) for error in (ErrorType.SUCCESS, error))
+
+    class Silent:
+        _device_types = (torch.device("cuda"),)
+
+    class Group:
+        _device_types = (torch.device("cpu"), torch.device("cuda"))
+        group_name = "0"
+
+        def _get_backend(self, device: torch.device) -> SimpleNamespace:
+            return {"cpu": fine, "cuda": failing}[device.type]
+
+    world = SimpleNamespace(pg_map={Silent(): ("gloo", None), Silent(): ("mpi", None), Group(): ("nccl", None)})
+    monkeypatch.setattr(group_sockets.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(group_sockets.distributed_c10d, "_world", world)
+    assert group_sockets.communicator_error() == told

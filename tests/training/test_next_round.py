@@ -2,9 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.forks import Forks
+from tests.training.failed_network_script import ENDED_ALONE, LEAVING
 
 SCRIPT = Path(__file__).with_name("leaving_script.py")
+FAILED_NETWORK = Path(__file__).with_name("failed_network_script.py")
 LAST_ITERATION = Path(__file__).with_name("last_iteration_script.py")
 
 
@@ -17,3 +21,13 @@ def test_an_iteration_is_ended_when_its_round_has_lost_no_rank(tmp_path: Path, f
     number = forks.start([str(LAST_ITERATION), str(tmp_path / "out")], {}, tmp_path / "err")
     assert forks.wait(number) == 0, (tmp_path / "err").read_text()
     assert (tmp_path / "out").read_text() == "[[1, 2], [1, 2, 3]]"
+
+
+@pytest.mark.parametrize(("word", "code"), [("lost", LEAVING), ("alone", ENDED_ALONE)])
+def test_a_communicators_error_ends_a_worker_unless_a_peer_was_lost(
+    word: str, code: int, tmp_path: Path, forks: Forks
+) -> None:
+    number = forks.start([str(FAILED_NETWORK), word], {}, tmp_path / "err")
+    assert forks.wait(number) == code, (tmp_path / "err").read_text()
+    said = "COMM_ERROR of default_pg on cuda: this worker ends" in (tmp_path / "err").read_text()
+    assert said is (word == "alone")

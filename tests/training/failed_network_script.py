@@ -1,0 +1,59 @@
+"""A survivor whose communicator fails within a collective that does not end: `failed_network_script.py WORD`.
+
+With WORD `lost` a peer has ended, which the agent says; with `alone` nobody has.
+"""
+
+import os
+import queue
+import sys
+import threading
+from typing import Any
+
+import torch
+
+from everstep import reentry
+from everstep.reentry import _Rounds
+from everstep.runtime.protocol.survivor_link import RoundEnded
+
+LEAVING, ENDED_ALONE = 7, 1
+PEER_LOST_S = 0.5
+
+
+class Link:
+    """The agent."""
+
+    def __init__(self) -> None:
+        self.messages: queue.SimpleQueue[tuple[Any, list[int]]] = queue.SimpleQueue()
+
+    def receive(self) -> tuple[Any, list[int]]:
+        """The next message."""
+        return self.messages.get()
+
+
+def main() -> None:
+    """Ends with LEAVING if the round was left, with ENDED_ALONE if the process was ended."""
+    os.environ["EVERSTEP_ROUND"] = "1"
+    fails, link = threading.Event(), Link()
+
+    def communicator_error() -> str:
+        if not fails.is_set():
+            return ""
+        if sys.argv[1] == "lost":
+            link.messages.put((RoundEnded(1), []))
+        return "COMM_ERROR of default_pg on cuda"
+
+    reentry.communicator_error = communicator_error
+    reentry.local_device = lambda _: torch.device("cuda", 0)
+    reentry._PEER_LOST_S = PEER_LOST_S
+    rounds = _Rounds(link)  # type: ignore[arg-type]
+
+    def collective() -> None:
+        fails.set()
+        assert not threading.Event().wait(30.0)
+
+    assert not rounds.run(collective)
+    os._exit(LEAVING)
+
+
+if __name__ == "__main__":
+    main()
