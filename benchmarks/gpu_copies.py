@@ -121,12 +121,13 @@ def measure_staging(options: argparse.Namespace) -> tuple[str, bool]:
         def save() -> None:
             save_and_wait(checkpointer, next(numbers), state)
 
-        registering = [_timed(save) for _ in range(3)]
+        first = [_timed(save) for _ in range(3)]
+        registered = _timed(partial(wait_for_registrations, checkpointer))
         ours = median_s(save)
         checkpointer.close()
     theirs = pinned_s(size)
-    first = f"the first three, which register the slots: {max(registering):.1f} s each at most"
-    return f"{ours / theirs:.2f} x ({ours:.3f} s and {theirs:.3f} s, {size / 1e9:.1f} GB; {first})", (
+    told = f"the first three, to slots that are not registered: {max(first):.1f} s; registered {registered:.1f} s later"
+    return f"{ours / theirs:.2f} x ({ours:.3f} s and {theirs:.3f} s, {size / 1e9:.1f} GB; {told})", (
         ours <= 1.1 * theirs
     )
 
@@ -135,6 +136,13 @@ def save_and_wait(checkpointer: Checkpointer, iteration: int, state: dict[str, A
     """A save, until it is committed."""
     checkpointer.save(iteration, state)
     checkpointer._finish_overlapped()  # pyright: ignore[reportPrivateUsage]
+
+
+def wait_for_registrations(checkpointer: Checkpointer) -> None:
+    """Until the slots that were written are registered."""
+    saves = checkpointer._overlapped  # pyright: ignore[reportPrivateUsage]
+    for registration in saves._registrations.values() if saves else ():  # pyright: ignore[reportPrivateUsage]
+        registration.result()
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -164,7 +172,8 @@ def measure_overlap(options: argparse.Namespace) -> tuple[str, bool]:
             checkpointer.save(next(numbers), state)
 
         for _ in range(3):
-            iterate_and_save()  # Registers each slot.
+            iterate_and_save()
+        wait_for_registrations(checkpointer)
         saving = iteration_s(iterate_and_save)
         checkpointer.close()
     cost = saving / plain - 1

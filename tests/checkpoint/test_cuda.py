@@ -92,9 +92,8 @@ def test_each_slot_is_registered_beside_training_and_from_round_to_round_as_long
     checkpointer.finish(state)
     segment = checkpointer.segment
     assert segment is not None
-    slots = [torch.frombuffer(segment.slot(number), dtype=torch.uint8) for number in range(3)]
-    assert [slot.is_pinned() for slot in slots] == [True] * 3
     checkpointer.close()
+    slots = [torch.frombuffer(segment.slot(number), dtype=torch.uint8) for number in range(3)]
     del checkpointer
     assert [slot.is_pinned() for slot in slots] == [True] * 3
     node.begin(2, node.newest())

@@ -162,6 +162,33 @@ def test_copies_end_before_a_save_returns_where_the_next_step_may_be_in_an_earli
         assert run.torn == []
 
 
+def test_a_slot_is_registered_beside_training_and_only_the_next_save_there_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with training(0) as run:
+        events, release, begin = list[str](), threading.Event(), run.device.begin
+
+        def register(_: memoryview) -> None:
+            assert release.wait(30.0)
+            events.append("registered")
+
+        def note_begin(*given: Any) -> Any:
+            events.append("begun")
+            return begin(*given)
+
+        monkeypatch.setattr(run.device, "register", register)
+        monkeypatch.setattr(run.device, "begin", note_begin)
+        for _ in range(2):
+            run.step()
+            run.save()
+        run.saves.finish()
+        assert events == ["begun"] * 2
+        threading.Timer(0.05, release.set).start()
+        run.step()
+        run.save()  # Into the first slot again.
+        assert events[:3] == ["begun", "begun", "registered"]
+
+
 @pytest.mark.parametrize("is_early", [True, False])
 def test_a_save_whose_parameters_something_else_changes_meanwhile_is_not_kept_and_the_next_ones_wait(
     is_early: bool, capsys: pytest.CaptureFixture[str]

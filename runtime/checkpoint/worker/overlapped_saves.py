@@ -68,11 +68,14 @@ class OverlappedSaves:
     def __init__(self, copies: DeviceCopies) -> None:
         self._copies = copies
         self._thread = ThreadPoolExecutor(1, "everstep-commit")
+        self._registering_thread = ThreadPoolExecutor(1, "everstep-register")
+        self._registrations: dict[int, Future[None]] = {}
+        """Of the slots that were written, by their numbers: the next save there waits for it, as a slot is not written
+        meanwhile."""
         self._save: _Save | None = None
         """Until the next step is held."""
         self._commit: Future[float] | None = None
         self._plan: tuple[object, CopyPlan] | None = None
-        self._registered = set[int]()
         self._has_stepped = False
         """Has an optimizer stepped, as far as the hook knows, since the last save began?"""
         self._runs_beside = True
@@ -95,6 +98,8 @@ class OverlappedSaves:
         if self._plan is None or self._plan[0] is not tree.traversal:
             self._plan = tree.traversal, CopyPlan(layout, tree.tensors, stepped_names(state, tree, self._copies.device))
         number, buffer = slot
+        if number in self._registrations:
+            self._registrations[number].result()
         began, plan = time.perf_counter(), self._plan[1]
         sources = [tree.tensors[name] for name in plan.later]
         versions = _versions(sources)
@@ -125,6 +130,7 @@ class OverlappedSaves:
         with suppress(Exception):  # The round is over: nobody needs the save any more.
             self.finish()
         self._thread.shutdown()
+        self._registering_thread.shutdown(cancel_futures=True)
         self._copies.wait()
 
     def _before_step(self) -> None:
@@ -147,9 +153,8 @@ class OverlappedSaves:
             return seconds
         faults.point("checkpoint.before_commit")
         commit()
-        if slot not in self._registered:  # Beside the first iterations: training does not wait for it.
-            self._registered.add(slot)
-            self._register(buffer)
+        if slot not in self._registrations:  # Beside the first iterations: the next save, in another slot, is not late.
+            self._registrations[slot] = self._registering_thread.submit(self._register, buffer)
         return seconds
 
     def _register(self, buffer: memoryview) -> None:
