@@ -41,11 +41,11 @@ def test_what_a_device_is_tested_with_passes_and_no_thread_makes_a_context_on_an
 def test_copies_wait_for_training_and_training_waits_for_the_copies(stand: StandIn) -> None:
     large, small, slot = torch.arange(9.0), [torch.ones(2), torch.full((1,), 3.0)], torch.zeros(21, dtype=torch.float32)
     copying = CudaCopies(torch.device("cpu")).begin(
-        [(slot[:9], large)], [Gather(slot[9:12].view(torch.uint8), [0, 8], small)]
+        [(slot[:9], large)], [Gather(slot[9:12].view(torch.uint8), [0, 8], small)], [(slot[12:14], torch.ones(2))]
     )
     copying.hold()
     copying.wait()
-    assert slot[:12].tolist() == [*range(9), 1.0, 1.0, 3.0]
+    assert slot[:14].tolist() == [*range(9), 1.0, 1.0, 3.0, 1.0, 1.0]
     begun, ended = ["training records", "copies waits"], ["copies records", "training waits"]
     assert stand.log == [*begun, *["copies uses"] * 3, *ended]
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.runtime.checkpoint.errors import AbortedError
+from everstep.runtime.checkpoint.shard import device_copies
 from everstep.runtime.checkpoint.shard.device_copies import CopyPlan
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.state.flatten import flatten
@@ -280,7 +281,11 @@ def test_the_property_finds_a_device_that_copies_too_early_or_does_not_hold_the_
         assert run.torn
 
 
-def test_small_tensors_side_by_side_are_gathered_and_what_the_forward_pass_changes_is_copied_at_once() -> None:
+@pytest.mark.parametrize("many", [False, True])
+def test_small_tensors_side_by_side_are_gathered_and_what_the_forward_pass_changes_is_copied_at_once(
+    many: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_copies, "AT_ONCE_BYTES", 15 if many else 16)
     device = ThreadedDevice(0)
     try:
         run = Training(device)
@@ -288,20 +293,21 @@ def test_small_tensors_side_by_side_are_gathered_and_what_the_forward_pass_chang
         tree = flatten(run.state)
         later = stepped_names(run.state, tree, device.device)
         assert later == {f"weights.{number}" for number in range(len(SIZES))}
-        calls: list[tuple[int, list[int]]] = []
+        calls: list[tuple[int, list[int], int]] = []
 
         class Recorder(ThreadedDevice):
-            def begin(self, pairs: Any, gathers: Any) -> Any:
-                calls.append((len(pairs), [len(gather.sources) for gather in gathers]))
-                return super().begin(pairs, gathers)
+            def begin(self, pairs: Any, gathers: Any, at_once: Any = ()) -> Any:
+                calls.append((len(pairs), [len(gather.sources) for gather in gathers], len(at_once)))
+                return super().begin(pairs, gathers, at_once)
 
         run.state["seen"].fill_(9)
         recorder = Recorder(1)
-        plan = CopyPlan(run.layout, tree.tensors, later)
+        plan = CopyPlan(run.layout, tree.tensors, later, device.device)
         plan.begin(run.slots[0], tree, json_bytes({}), recorder).wait()
         recorder.end()
         assert run.layout.tensors["seen"].view(run.slots[0]).tolist() == [9.0] * 4
-        ((pairs, gathered),) = calls
+        ((pairs, gathered, at_once),) = calls
+        assert at_once == (0 if many else 1), "many bytes are waited for"
         assert pairs + sum(gathered) == len(SIZES)
         assert sum(gathered) >= 4
     finally:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from everstep.runtime.checkpoint.shard.device_copies import Gather, Piece, packed_views
+from everstep.runtime.checkpoint.shard.device_copies import Gather, Pairs, Piece, packed_views
 
 
 class Stream:
@@ -70,7 +70,9 @@ class ThreadedDevice:
     def register(self, memory: memoryview) -> None:
         self.registered.append(len(memory))
 
-    def begin(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], gathers: Sequence[Gather]) -> "_Copying":
+    def begin(self, pairs: Pairs, gathers: Sequence[Gather], at_once: Pairs = ()) -> "_Copying":
+        for target, source in at_once:
+            _copy(target, source)  # What is not a step is done by the caller, at once.
         self._copies.wait_for(self.compute.record())
         for gather in gathers:
             self._copies.queue(lambda gather=gather: _copy_gathered(gather))

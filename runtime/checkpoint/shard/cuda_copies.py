@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from everstep.runtime.checkpoint.shard.device_copies import Gather, Piece, packed_views
+from everstep.runtime.checkpoint.shard.device_copies import Gather, Pairs, Piece, packed_views
 from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES
 from everstep.runtime.checkpoint.shard.layout import SMALL_BYTES
 
@@ -79,12 +79,15 @@ class CudaCopies:
         with torch.cuda.device(self.device):
             return torch.cuda.is_current_stream_capturing()
 
-    def begin(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], gathers: Sequence[Gather]) -> "_CudaCopying":
+    def begin(self, pairs: Pairs, gathers: Sequence[Gather], at_once: Pairs = ()) -> "_CudaCopying":
         """Raises RuntimeError (torch.OutOfMemoryError: no room to pack the small tensors)."""
+        with torch.no_grad(), torch.cuda.device(self.device):
+            with torch.cuda.stream(self._stream):  # Before any copy begins: after an error none may write the slot.
+                buffers = [torch.empty(len(gather.target), dtype=torch.uint8, device=self.device) for gather in gathers]
+            for target, source in at_once:
+                self._copy(target, source)
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.no_grad(), torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-            # Before any copy begins, as after an error nothing may write the slot any more.
-            buffers = [torch.empty(len(gather.target), dtype=torch.uint8, device=self.device) for gather in gathers]
             for target, source in pairs:  # First, as the device copies them while the others are prepared.
                 self._copy(target, source)
             for gather, buffer in zip(gathers, buffers, strict=True):

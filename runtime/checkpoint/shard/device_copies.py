@@ -6,14 +6,15 @@ Invariants of every save, whatever the device:
 3. A shard is committed only after all of its copies have ended.
 
 Only what an optimizer's step alone changes may be copied so: parameters and the optimizer's own tensors. The forward
-pass changes others (the statistics of a batch norm): these are copied before `begin` returns.
+pass changes others (the statistics of a batch norm): these are copied before `begin` returns, or if they are few bytes,
+before the device does what is queued later.
 
 Invariants of every restore, out of a slot whose bytes agree with their digests:
 4. No byte is copied before what was queued on the device at `uploads` is done.
 5. The slot is not released, and no tensor is used, before all copies have ended, also if one fails.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,6 +22,11 @@ import torch
 from everstep.runtime.checkpoint.shard.copy_to_slot import copy_tensors
 from everstep.runtime.checkpoint.shard.layout import SMALL_BYTES, Layout, TensorInfo
 from everstep.runtime.checkpoint.state.flatten import FlatState
+
+Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
+"""(target in host memory, source on the device)"""
+AT_ONCE_BYTES = 16 << 20
+"""Copied in less than a millisecond, which is not worth a wait for the device."""
 
 
 class Copying(Protocol):
@@ -90,8 +96,8 @@ class DeviceCopies(Protocol):
         """Is what the caller queues now recorded, to be done later, perhaps several times (a CUDA graph)?"""
         ...
 
-    def begin(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], gathers: Sequence[Gather]) -> Copying:
-        """Queue copies of (target in host memory, source on the device), and the gathers."""
+    def begin(self, pairs: Pairs, gathers: Sequence[Gather], at_once: Pairs = ()) -> Copying:
+        """Queue the copies. Those `at_once` have ended before what the caller queues later."""
         ...
 
     def uploads(self) -> Uploads:
@@ -102,10 +108,17 @@ class DeviceCopies(Protocol):
 class CopyPlan:
     """Which tensors of a state are copied when. It holds for all states of the same traversal."""
 
-    def __init__(self, layout: Layout, tensors: Collection[str], later: Collection[str]) -> None:
-        """`tensors`: all names; `later`: the names of those that the optimizer's step alone changes."""
+    def __init__(
+        self, layout: Layout, tensors: Mapping[str, torch.Tensor], later: Collection[str], device: torch.device
+    ) -> None:
+        """`later`: the names of the tensors that the optimizer's step alone changes."""
         self._layout = layout
-        self._now = [name for name in layout.tensors if name in tensors and name not in later]
+        now = [name for name in layout.tensors if name in tensors and name not in later]
+        at_once = [name for name in now if tensors[name].device == device]
+        if sum(layout.tensors[name].size for name in at_once) > AT_ONCE_BYTES:
+            at_once = []
+        self._at_once, queued = at_once, set(at_once)
+        self._now = [name for name in now if name not in queued]
         self.later = [name for name in layout.tensors if name in later]
         """Their copies are queued, in the shard's order."""
         self._gathers = _adjacent(layout, [name for name in self.later if layout.tensors[name].size < SMALL_BYTES])
@@ -117,9 +130,11 @@ class CopyPlan:
         places, tensors = self._layout.tensors, tree.tensors
         self._layout.write_state(buffer, json)
         copy_tensors([places[name].view(buffer) for name in self._now], [tensors[name] for name in self._now])
-        pairs = [(places[name].view(buffer), tensors[name]) for name in self._large]
         gathers = [_gather(buffer, [(places[name], tensors[name]) for name in run]) for run in self._gathers]
-        return copies.begin(pairs, gathers)
+        at_once, pairs = (
+            [(places[name].view(buffer), tensors[name]) for name in names] for names in (self._at_once, self._large)
+        )
+        return copies.begin(pairs, gathers, at_once)
 
 
 def packed_views(buffer: torch.Tensor, gather: Gather) -> list[torch.Tensor]:

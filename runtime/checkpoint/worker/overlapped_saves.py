@@ -96,7 +96,9 @@ class OverlappedSaves:
         have ended. The save before must be finished."""
         assert self._commit is None, "the save before is finished"
         if self._plan is None or self._plan[0] is not tree.traversal:
-            self._plan = tree.traversal, CopyPlan(layout, tree.tensors, stepped_names(state, tree, self._copies.device))
+            device = self._copies.device
+            plan = CopyPlan(layout, tree.tensors, stepped_names(state, tree, device), device)
+            self._plan = tree.traversal, plan
         number, buffer = slot
         if number in self._registrations:
             self._registrations[number].result()
