@@ -81,6 +81,24 @@ def test_no_copy_crosses_from_one_registered_part_of_a_slot_into_another(
         assert any(address <= start and end <= address + size for address, size in stand.registered.items())
 
 
+def test_a_conjugated_or_negated_tensor_is_resolved_on_the_device(
+    stand: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conjugated = torch.randn(5).to(torch.complex64).conj()
+    sources = [conjugated, conjugated.imag]
+    assert sources[1].is_neg()
+    targets = [torch.zeros(source.shape, dtype=source.dtype) for source in sources]
+    copy = torch.Tensor.copy_
+
+    def check_copy(target: torch.Tensor, source: torch.Tensor, **more: Any) -> torch.Tensor:
+        assert not more or not (source.is_conj() or source.is_neg())
+        return copy(target, source, **more)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", check_copy)
+    CudaCopies(torch.device("cpu")).begin(list(zip(targets, sources, strict=True)), []).wait()
+    assert all(torch.equal(target, source) for target, source in zip(targets, sources, strict=True))
+
+
 def test_of_a_slot_that_can_be_registered_in_part_only_nothing_stays_registered(
     stand: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

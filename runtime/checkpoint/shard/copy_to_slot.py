@@ -119,6 +119,8 @@ def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> No
         return
     devices = {device for device in (*map(_device, targets), *map(_device, sources)) if device.type != "cpu"}
     with torch.no_grad():
+        if devices:  # torch would conjugate and negate on the host, without a wait for the bytes.
+            sources = [source.resolve_conj().resolve_neg() for source in sources]
         torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
             targets, sources, non_blocking=bool(devices)
         )

@@ -110,14 +110,16 @@ class CudaCopies:
         return _CudaUploads(self._stream)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """On the present stream, in parts where a seam crosses the target."""
+        """On the present stream, in parts where a seam crosses the target.
+
+        torch conjugates and negates on the host, and does not wait for the bytes (Copy.cu): so the device does it."""
         start, end = target.data_ptr(), target.data_ptr() + target.nbytes
         seams = list(self._seams_within(start, end))
+        if source.is_conj() or source.is_neg() or (seams and not source.is_contiguous()):
+            source = torch.empty(source.shape, dtype=source.dtype, device=source.device).copy_(source)
         if not seams:
             target.copy_(source, non_blocking=True)
             return
-        if not source.is_contiguous() or source.is_conj() or source.is_neg():
-            source = torch.empty(source.shape, dtype=source.dtype, device=source.device).copy_(source)
         flat_target, flat_source = (some.reshape(-1).view(torch.uint8) for some in (target, source))
         for part in map(slice, [0, *(seam - start for seam in seams)], [*(seam - start for seam in seams), None]):
             flat_target[part].copy_(flat_source[part], non_blocking=True)
