@@ -15,8 +15,8 @@ without a context only in name, as `torch.cuda.device` does.
 
 import os
 import weakref
-from bisect import bisect_right, insort
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -30,8 +30,6 @@ from everstep.runtime.checkpoint.shard.layout import SMALL_BYTES
 _BUFFERS = 16
 """Pinned buffers of one block each, for the blocks that are on their way to the device. Pinning one takes longer than
 copying it: they are made as they are needed."""
-
-
 _REGISTERED_BYTES = 1 << 30
 """Registered at once."""
 
@@ -47,8 +45,9 @@ class CudaCopies:
         self._stream = torch.cuda.Stream(device)
         self._registered: dict[int, torch.Tensor] = {}
         """By their addresses; they keep the memory mapped."""
-        self._seams: list[int] = []
-        """Addresses at which one registered part of a slot meets the next, in order."""
+        self._seams: tuple[int, ...] = ()
+        """Addresses at which one registered part of a slot meets the next, in order. Replaced, never changed: another
+        slot may be registered while copies begin."""
         weakref.finalize(self, _unregister, device, self._registered).atexit = False
 
     def register(self, memory: memoryview) -> None:
@@ -66,8 +65,7 @@ class CudaCopies:
                     raise RuntimeError(f"cudaHostRegister of {len(flat) / 1e6:.1f} MB: {_describe(code)}")
                 done[address] = part
         self._registered |= done
-        for seam in list(parts)[1:]:
-            insort(self._seams, seam)
+        self._seams = tuple(sorted({*self._seams, *list(parts)[1:]}))
 
     def wait(self) -> None:
         """See the protocol."""
@@ -113,22 +111,16 @@ class CudaCopies:
         """On the present stream, in parts where a seam crosses the target.
 
         torch conjugates and negates on the host, and does not wait for the bytes (Copy.cu): so the device does it."""
-        start, end = target.data_ptr(), target.data_ptr() + target.nbytes
-        seams = list(self._seams_within(start, end))
-        if source.is_conj() or source.is_neg() or (seams and not source.is_contiguous()):
+        start, end, seams = target.data_ptr(), target.data_ptr() + target.nbytes, self._seams
+        cuts = [seam - start for seam in seams[bisect_right(seams, start) : bisect_left(seams, end)]]
+        if source.is_conj() or source.is_neg() or (cuts and not source.is_contiguous()):
             source = torch.empty(source.shape, dtype=source.dtype, device=source.device).copy_(source)
-        if not seams:
+        if not cuts:
             target.copy_(source, non_blocking=True)
             return
         flat_target, flat_source = (some.reshape(-1).view(torch.uint8) for some in (target, source))
-        for part in map(slice, [0, *(seam - start for seam in seams)], [*(seam - start for seam in seams), None]):
+        for part in map(slice, [0, *cuts], [*cuts, None]):
             flat_target[part].copy_(flat_source[part], non_blocking=True)
-
-    def _seams_within(self, start: int, end: int) -> Iterator[int]:
-        for number in range(bisect_right(self._seams, start), len(self._seams)):
-            if self._seams[number] >= end:
-                break
-            yield self._seams[number]
 
 
 def _unregister(device: torch.device, registered: dict[int, torch.Tensor]) -> None:

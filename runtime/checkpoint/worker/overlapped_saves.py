@@ -5,7 +5,7 @@ One save is under way at a time. A thread waits for its copies, then commits it.
    torch holds the device before the step. No hook is called when a CUDA graph with the step in it is replayed: where
    that may be, because a step was recorded, an optimizer is capturable or no step was seen since the last save, the
    copies have ended when the save returns.
-2. No save is committed while whose copies ran something else has changed a tensor, as far as torch counts its changes
+2. A save is not committed if something else has changed a tensor while its copies ran, as far as torch counts changes
    (it does not count those by `tensor.data`).
 """
 
