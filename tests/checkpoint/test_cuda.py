@@ -38,6 +38,13 @@ def step(state: dict[str, Any]) -> None:
     state["optimizer"].zero_grad()
 
 
+def wait_until_registered(checkpointer: Checkpointer) -> None:
+    """Those slots that were written."""
+    assert checkpointer._overlapped is not None
+    for registration in checkpointer._overlapped._registrations.values():
+        registration.result()
+
+
 def test_a_state_on_the_device_is_saved_after_its_last_step_and_restored_bit_for_bit(node: Any, same: Any) -> None:
     node.begin(1)
     saved_state, live = make_state(1), make_state(2)
@@ -92,6 +99,7 @@ def test_each_slot_is_registered_beside_training_and_from_round_to_round_as_long
     checkpointer.finish(state)
     segment = checkpointer.segment
     assert segment is not None
+    wait_until_registered(checkpointer)
     checkpointer.close()
     slots = [torch.frombuffer(segment.slot(number), dtype=torch.uint8) for number in range(3)]
     del checkpointer

@@ -130,15 +130,18 @@ def test_slots_of_a_state_that_has_changed_its_layout_are_registered_no_more(
     node.has_memory()
     for iteration in range(1, 4):
         checkpointer.save(iteration, state)
-    checkpointer.close()
+    checkpointer.flush(3)
+    test_cuda.wait_until_registered(checkpointer)
     before = set(stand.registered)
     assert len(before) == 3
     state["more"] = torch.zeros(100_000)
     checkpointer.save(4, state)
-    checkpointer.close()
+    checkpointer.flush(4)
+    test_cuda.wait_until_registered(checkpointer)
     gc.collect()
     assert stand.registered
     assert not before & set(stand.registered)
+    checkpointer.close()
 
 
 def test_a_step_that_is_captured_is_no_step_and_later_saves_end_before_they_return(
