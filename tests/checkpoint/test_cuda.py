@@ -1,6 +1,6 @@
 """On a CUDA device: saved while the device works, restored bit for bit.
 
-`test_cuda_copies` runs these tests on a stand-in, where there is no device.
+`test_cuda_copies` runs these tests on a stand-in, where there is no device, but for that of a CUDA graph.
 """
 
 import gc
@@ -82,10 +82,38 @@ def test_what_is_saved_beside_training_is_of_one_moment(node: Any) -> None:
         optimizer.step()
         checkpointer.save(iteration, state)  # Waits for the commit of the last one.
         if iteration > 1:
-            with node.keeper.open_shard(1, iteration - 1, 0) as shard:
-                views = [place.view(shard) for place in read_header(shard).tensors.values()]
-                values = {float(value) for view in views for value in view.aminmax()}
-            assert values == {iteration - 1.0}
+            assert values_in(node, iteration - 1) == {iteration - 1.0}
+    checkpointer.close()
+
+
+def values_in(node: Any, iteration: int) -> set[float]:
+    """Of the tensors of that iteration in the node's memory."""
+    with node.keeper.open_shard(1, iteration, 0) as shard:
+        views = [place.view(shard) for place in read_header(shard).tensors.values()]
+        return {float(value) for view in views for value in view.aminmax()}
+
+
+def test_what_is_saved_is_of_one_moment_where_steps_are_in_a_graph(node: Any) -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(1 << 21, device=DEVICE)) for _ in range(6)]
+    for parameter in parameters:
+        parameter.grad = -torch.ones_like(parameter)
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+    graph, warm_up = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    warm_up.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warm_up):
+        optimizer.step()
+    torch.cuda.current_stream().wait_stream(warm_up)
+    with torch.cuda.graph(graph):
+        optimizer.step()
+    node.begin(1)
+    state = {"weights": dict(enumerate(parameters)), "optimizer": optimizer}
+    checkpointer = Checkpointer(state, keeper=node.link())
+    for iteration in range(1, 13):
+        graph.replay()
+        checkpointer.save(iteration, state)
+        graph.replay()
+        checkpointer.flush(iteration)
+        assert values_in(node, iteration) == {2.0 * iteration}
     checkpointer.close()
 
 
