@@ -1,5 +1,6 @@
 """How a worker that survives leaves its round and takes a seat in the next one."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from tests.training.failed_network_script import ENDED_ALONE, LEAVING
 
 SCRIPT = Path(__file__).with_name("leaving_script.py")
 FAILED_NETWORK = Path(__file__).with_name("failed_network_script.py")
+KEPT_READER = Path(__file__).with_name("kept_reader_script.py")
 LAST_ITERATION = Path(__file__).with_name("last_iteration_script.py")
 
 
@@ -21,6 +23,15 @@ def test_an_iteration_is_ended_when_its_round_has_lost_no_rank(tmp_path: Path, f
     number = forks.start([str(LAST_ITERATION), str(tmp_path / "out")], {}, tmp_path / "err")
     assert forks.wait(number) == 0, (tmp_path / "err").read_text()
     assert (tmp_path / "out").read_text() == "[[1, 2], [1, 2, 3]]"
+
+
+def test_a_kept_data_reader_goes_on_in_the_next_round_with_the_same_worker(tmp_path: Path, forks: Forks) -> None:
+    number = forks.start([str(KEPT_READER), str(tmp_path / "out")], {}, tmp_path / "err")
+    assert forks.wait(number) == 0, (tmp_path / "err").read_text()
+    survivor, before, after = json.loads((tmp_path / "out").read_text())
+    assert len(before) == 1
+    assert before == after
+    assert before != [survivor]
 
 
 @pytest.mark.parametrize(("word", "code"), [("lost", LEAVING), ("alone", ENDED_ALONE)])
