@@ -42,8 +42,11 @@ def main() -> None:
             link.messages.put((RoundEnded(1), []))
         return "COMM_ERROR of default_pg on cuda"
 
+    def local_device(local_rank: int) -> torch.device:
+        return torch.device("cuda", local_rank)
+
     reentry.communicator_error = communicator_error
-    reentry.local_device = lambda _: torch.device("cuda", 0)
+    reentry.local_device = local_device
     reentry._PEER_LOST_S = PEER_LOST_S
     rounds = _Rounds(link)  # type: ignore[arg-type]
 
