@@ -81,7 +81,8 @@ class OverlappedSaves:
         self._runs_beside = True
         """Is each step that may come held by the hook, and does nothing else change parameters?"""
         # Compiled code would call what it has traced of the hook, and in an order of its own.
-        self._hook = register_optimizer_step_pre_hook(torch.compiler.disable(lambda *_: self._before_step()))
+        before_step: Any = torch.compiler.disable(lambda *_: self._before_step())
+        self._hook = register_optimizer_step_pre_hook(before_step)
 
     def begin(
         self,
