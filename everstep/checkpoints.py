@@ -148,11 +148,8 @@ class Checkpointer(worker.Checkpointer):
     def flush(self, iteration: int) -> str:
         """Wait until `iteration`, which was saved before, is committed in the store. Returns the manifest's key, or ""
         on a node that does not persist. Raises LinkError or StoreError if it cannot be committed."""
-        self._session.beacon(FLUSH)
-        try:
+        with in_worker.doing(FLUSH):
             return super().flush(iteration)
-        finally:
-            self._session.beacon("save")
 
 
 def _standalone(uri: str) -> StandaloneKeeper | None:

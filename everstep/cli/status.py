@@ -50,6 +50,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: Status) -> int:
     """Print the status; returns the exit code. Raises BadInput."""
+    if flags.namespace and "/jobs/" in flags.job:
+        raise BadInput(f"{flags.job} names the job of a store already: leave --namespace out")
     while True:
         status = read_on_cluster(flags.namespace, flags.job) if flags.namespace else read(flags.runs, flags.job)
         output = json.dumps(status, indent=1) if flags.output == "json" else text(status)

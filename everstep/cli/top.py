@@ -165,7 +165,10 @@ def _write_timeline_of_pods(flags: Top, path: Path) -> int:
     traces = [trace for trace in ask_pods(job, pods, ["top", job.job, "--timeline", "-"], _POD_S) if trace.strip()]
     if not traces:
         raise BadInput(f"{flags.job}: no pod of it has sent its iterations" + ("" if pods else ": none runs"))
-    return _write(join_traces(traces), path)
+    try:
+        return _write(join_traces(traces), path)
+    except (ValueError, KeyError, TypeError):
+        raise BadInput(f"{flags.job}: a pod's answer is no trace; does its image have another Everstep?") from None
 
 
 def _write(trace: str, path: Path) -> int:

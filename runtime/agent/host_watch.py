@@ -41,7 +41,8 @@ def line_of(
     before: FamilyUse, after: FamilyUse, seconds: float, network_bytes_per_s: float
 ) -> dict[str, float | int | str]:
     """One line: cores and disk in use since `before`, the network, and the memory now."""
-    cores, disk = max(after.cpu_s - before.cpu_s, 0.0) / seconds, after.disk_bytes_since(before) / seconds
+    cores = max(after.cpu_s - before.cpu_s, 0.0) / seconds
+    disk = max(after.disk_bytes - before.disk_bytes, 0) / seconds
     return {
         "kind": KIND,
         "cores": round(cores, 2),

@@ -9,7 +9,7 @@ import msgspec
 
 from everstep.runtime.job.liveness import LONG_PHASES
 from everstep.runtime.protocol.keeper import Keeper
-from everstep.runtime.watch.board_fields import Board
+from everstep.runtime.watch.board_fields import EVALUATION, SAVE, Board
 from everstep.runtime.watch.hang_culprit import Standing
 from everstep.runtime.watch.process_state import activity, process_state
 
@@ -19,6 +19,8 @@ _APART_S = 1.0
 """Seconds between two looks at a worker's CPU time, at least."""
 _IDLE_CORES, _IDLE_BYTES_PER_S = 0.02, 4096
 """A worker that uses less is blocked: one that polls torch's store uses half of it."""
+_OF_LOOPS = frozenset({"", "start", "batch", "step", "shards", "save", "end"})
+"""Phases that Everstep's loops show. Any other the script names: a job spec may have a limit for it."""
 
 
 class Progress(NamedTuple):
@@ -119,7 +121,9 @@ class ProgressMonitor:
         awaited = [
             beacon for beacon, board in zip(beacons, boards, strict=True) if board is None or not board.awaits_others
         ]
-        slowest = min(beacons)[0], min(awaited or beacons)[1]
+        some = awaited or beacons
+        long_phases = [phase for _, phase in some if phase in LONG_PHASES]
+        slowest = min(beacons)[0], min(long_phases, default=min(some)[1])
         pace_s = max((board.pace_s for board in boards if board is not None), default=0.0)
         is_working = changes == self._first and self._is_working(boards)
         blocked_s = 0.0 if has_moved else self._blocked_s(boards)
@@ -128,9 +132,10 @@ class ProgressMonitor:
 
     def _blocked_s(self, boards: list[Board | None]) -> float:
         """Seconds since a worker was last active. One without a board has not begun yet, and one that evaluates may be
-        a server that waits for requests: both count as active."""
+        a server that waits for requests: both count as active. One that waits for others in a save does not: a save by
+        all ranks may hang."""
         now = self._clock()
-        if any(board is None or board.phase in LONG_PHASES for board in boards):
+        if any(board is None or (board.phase in LONG_PHASES and not _saves_with_others(board)) for board in boards):
             self._activity, self._active_at = None, now
             return 0.0
         if self._activity is not None and now - self._activity[0] < _APART_S:
@@ -159,14 +164,22 @@ class ProgressMonitor:
         return is_used
 
     def _beacon(self, local_rank: int, board: Board | None) -> tuple[int, str]:
-        """What the script itself shows; a phase that may take long may be seen from outside alone."""
+        """What the script itself shows; a phase that may take long may be seen from outside alone, but what only looks
+        like one is no other phase than the one that the script names."""
         if not self._has_shown(local_rank):
             return (board.number, board.phase) if board is not None else (0, "")
         iteration, phase = self._keeper.beacon(local_rank)
-        return iteration, board.phase if board is not None and board.phase in LONG_PHASES else phase
+        if board is None or board.phase not in LONG_PHASES:
+            return iteration, phase
+        is_named = phase not in _OF_LOOPS and board.phase in (EVALUATION, SAVE)
+        return iteration, phase if is_named else board.phase
 
     def _has_shown(self, local_rank: int) -> bool:
         return self._keeper.changes(local_rank) != self._first[local_rank]
 
     def _changes(self) -> list[tuple[int, float]]:
         return [self._keeper.changes(local_rank) for local_rank in range(self._slots)]
+
+
+def _saves_with_others(board: Board) -> bool:
+    return board.phase == SAVE and board.awaits_others

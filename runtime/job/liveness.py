@@ -204,7 +204,7 @@ class Liveness:
         if self.all_blocked(state):
             return self._spec.hang.timeout_s
         default_s = self._spec.hang.start_timeout_s
-        return max((self._limits.get(node.name, default_s) for node in _training_nodes(state)), default=default_s)
+        return min((self._limits.get(node.name, default_s) for node in _training_nodes(state)), default=default_s)
 
     def all_blocked(self, state: State) -> bool:
         """Whether no worker has used CPU or disk for `hang.timeout_s`, before the first progress."""

@@ -251,8 +251,9 @@ class Hang(msgspec.Struct, frozen=True):
     default applies to scripts that are known to show progress; any other value applies to every script. A script whose
     ranks compute is not hanging."""
     phases: dict[str, float] = {}
-    """Seconds without progress in phases that the script names: `{evaluation: 3600}`. Without an entry, evaluations and
-    saves by torch.save may take `start_timeout_s`."""
+    """Seconds without progress in phases that the script names: `{evaluation: 3600}`. Without an entry, `evaluation`,
+    `torch.save` (any save that is seen), `export`, and the waits for the agent `fetch`, `memory` and `flush` may take
+    `start_timeout_s`, if that is more than `timeout_s`."""
 
 
 class Oom(msgspec.Struct, frozen=True):

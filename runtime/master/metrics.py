@@ -65,7 +65,8 @@ FAMILIES = (
     Family("everstep_node_disk_bytes_per_second", "gauge", "What each node's processes read from disk and write to it, "
            "every 30 s.", ("node", "role", "host"), "bytes_per_second"),
     Family("everstep_node_network_bytes_per_second", "gauge", "What comes and goes over each node's network "
-           "interfaces, those of its pod or of its machine, every 30 s.", ("node", "role", "host"), "bytes_per_second"),
+           "interfaces, those of its pod or of its whole machine, every 30 s. RDMA does not count; on a machine's "
+           "network bridges and bonds count it again.", ("node", "role", "host"), "bytes_per_second"),
     Family("everstep_rank_own_seconds", "gauge", "Seconds of an iteration in which a rank does not wait for others: "
            "the mean over its newest window.", ("node", "role", "host", "rank"), "seconds"),
     Family("everstep_rank_waiting_ratio", "gauge", "Share of its newest window that a rank waited in collectives.",

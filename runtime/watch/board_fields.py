@@ -5,6 +5,7 @@ from typing import NamedTuple
 GROUP_PHASE = "process group"
 """The phase of a worker while torch makes a process group: it waits for all other ranks."""
 EVALUATION, SAVE, EXPORT = "evaluation", "torch.save", "export"
+"""The model was told to evaluate; the worker saves, by torch or by another library; it copies results."""
 FETCH, MEMORY, FLUSH = "fetch", "memory", "flush"
 """The worker waits for its agent: until the state that it starts from is in memory, until there is memory for a save,
 until a state is in the store."""

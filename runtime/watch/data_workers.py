@@ -5,19 +5,22 @@ from itertools import chain
 
 from everstep.runtime.watch.hang_culprit import ProcessState
 from everstep.runtime.watch.merge import is_users
-from everstep.runtime.watch.process_state import children_of, process_state
+from everstep.runtime.watch.process_state import family_of, process_state
 from everstep.runtime.watch.read_stacks import read_stacks
 from everstep.runtime.watch.stacks import RankStacks
 
 _MOST = 16
 """Processes of a rank whose stacks are read: each takes a tenth of a second of CPU time."""
 _LONGEST = 300
+_FETCH = "torch/utils/data/_utils/fetch.py"
+_READ_S = 5.0
+"""For their stacks, after those of the ranks: the master waits for all of them."""
 
 
 async def describe_data_workers(stacks: Iterable[RankStacks]) -> Mapping[int, str]:
     """By rank, of those that wait for a process of their data loader: what the one does that does not deliver."""
     states = {stack.rank: _states(stack.pid) for stack in stacks if waits_for_data_worker(stack)}
-    read = await read_stacks({pid: pid for pid in chain.from_iterable(states.values())})
+    read = await read_stacks({pid: pid for pid in chain.from_iterable(states.values())}, timeout_s=_READ_S)
     stacks_by_pid = {stack.pid: stack for stack in read}
     return {
         rank: describe([(pid, state, stacks_by_pid[pid]) for pid, state in some.items()])
@@ -43,19 +46,28 @@ def describe(workers: Sequence[tuple[int, ProcessState, RankStacks]]) -> str:
         place = _place(stacks)
         if place or state.is_stuck:
             return f"process {pid} {state.activity}{f' in {place}' if place else ''}"[:_LONGEST]
-    return "none of its processes is at work"
+    is_known = any(stacks.threads for *_, stacks in workers)
+    return "no process of it that was looked at is at work" if is_known else "what its processes do is not known"
 
 
 def _states(pid: int) -> Mapping[int, ProcessState]:
-    """Of the processes that it has started: if some cannot go on, only theirs."""
-    states = {child: state for child in children_of(pid) if (state := process_state(child)) is not None}
+    """Of the processes that it has started, and these: if some cannot go on, only theirs. Ended ones do not count: of
+    one of its own, torch itself raises an error."""
+    started = [member for member in family_of(pid) if member != pid]
+    states = {
+        member: state for member in started if (state := process_state(member)) is not None and state.state not in "ZX"
+    }
     stuck = {child: state for child, state in states.items() if state.is_stuck}
     return dict(list((stuck or states).items())[:_MOST])
 
 
 def _place(stacks: RankStacks) -> str:
-    """The user's innermost call below the loop of a data loader's process: what is above it is its parent's."""
+    """The user's innermost call below the loop of a data loader's process (what is above it is its parent's), or that
+    of a library's dataset."""
     frames = stacks.main.frames if stacks.main else ()
     loops = [at for at, frame in enumerate(frames) if frame.function.endswith("_worker_loop")]
-    own = [frame for frame in frames[loops[-1] + 1 :] if is_users(frame)] if loops else []
+    below = frames[loops[-1] + 1 :] if loops else ()
+    own = [frame for frame in below if is_users(frame)]
+    if not own and any(frame.file.endswith(_FETCH) for frame in below):  # It loads a sample.
+        own = [frame for frame in below if not frame.is_native]
     return own[-1].short_place if own else ""

@@ -52,7 +52,7 @@ class ProcessState(msgspec.Struct, frozen=True):
     @property
     def activity(self) -> str:
         """`is blocked in read of a pipe`, or its state where that says more than `is`."""
-        if self.call and self.file and not self.is_stuck:
+        if self.call and self.file and (not self.is_stuck or self.state == "D"):
             return f"is blocked in {self.call} of {_file(self.file)}"
         return f"is {self.meaning}" if self.is_stuck else "is"
 

@@ -19,6 +19,7 @@ import importlib.abc
 import importlib.machinery
 import os
 import random
+import re
 import sys
 import threading
 import time
@@ -36,6 +37,8 @@ from everstep.runtime.watch.group_making import surround_group_making
 from everstep.runtime.watch.kernel_profile import KernelProfile
 
 SAMPLES_PER_S = 5
+_NORMALIZATION = re.compile(r"Norm(\dd)?$")
+"""How torch and others call the modules that are often frozen in a model that trains."""
 _RECORDS = "256"
 """Collectives that torch's flight recorder keeps if the user does not say. By default, torch 2.9 keeps none for gloo,
 torch 2.15 the newest 2000."""
@@ -189,7 +192,8 @@ class _Watch:
         def watched_train(model: Any, mode: bool = True) -> Any:
             if mode and self._phase == EVALUATION:
                 self.set_phase("")
-            elif not mode and model.training:  # A teacher may be told again and again while its pupil trains.
+            # A teacher may be told again and again while its pupil trains, and so may normalizations that are frozen.
+            elif not mode and model.training and not _NORMALIZATION.search(type(model).__name__):
                 self.set_phase(EVALUATION)
             return train(model, mode)
 

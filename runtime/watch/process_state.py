@@ -1,7 +1,7 @@
 """What the kernel says about a process: proc(5)."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -56,7 +56,7 @@ def catches(pid: int, signum: int, proc: Path = PROC) -> bool:
 def activity(pid: int, proc: Path = PROC) -> tuple[float, int]:
     """(CPU seconds, bytes written or read from disk) so far of the process and those that it has started."""
     cpu_s, bytes_moved = 0.0, 0
-    for member in _family(pid, proc):
+    for member in family_of(pid, proc):
         fields = _text(proc / str(member) / "stat").rpartition(")")[2].split()
         if fields:
             cpu_s += sum(map(int, fields[11:15])) / _TICKS_PER_S  # With those of its children that have ended.
@@ -72,20 +72,17 @@ class FamilyUse(NamedTuple):
     memory_bytes: int
     """Their own pages, and the shared memory of the one that maps most of it; file pages do not count. An upper bound:
     pages shared after a fork count in each process."""
-    disk_bytes: Mapping[int, int] = {}
-    """By process: what it has read from disk or written to it so far."""
-
-    def disk_bytes_since(self, before: "FamilyUse") -> int:
-        """What those that still run have read and written since then."""
-        return sum(max(moved - before.disk_bytes.get(pid, 0), 0) for pid, moved in self.disk_bytes.items())
+    disk_bytes: int = 0
+    """Read from disk and written to it so far, with those of processes that have ended: Linux adds them to their
+    parent's."""
 
 
 def family_use(pid: int, proc: Path = PROC) -> FamilyUse:
     """The use of the process and of those that it has started."""
-    cpu_s, own_kib, shared_kib, disk_bytes = 0.0, 0, 0, dict[int, int]()
-    for member in _family(pid, proc):
+    cpu_s, own_kib, shared_kib, disk_bytes = 0.0, 0, 0, 0
+    for member in family_of(pid, proc):
         folder = proc / str(member)
-        disk_bytes[member] = _io(folder, "read_bytes", "write_bytes")
+        disk_bytes += _io(folder, "read_bytes", "write_bytes")
         if fields := _text(folder / "stat").rpartition(")")[2].split():
             cpu_s += sum(map(int, fields[11:15])) / _TICKS_PER_S
         own_kib += _status_number(folder, "RssAnon", 0)
@@ -94,7 +91,8 @@ def family_use(pid: int, proc: Path = PROC) -> FamilyUse:
 
 
 def network_bytes(proc: Path = PROC) -> int:
-    """What has come and gone so far over the network interfaces that this process sees, without the loopback."""
+    """What has come and gone so far over the network interfaces that this process sees, without the loopback. RDMA is
+    not counted there, and what passes a bridge or a bond is counted again."""
     rows = (line.partition(":") for line in _text(proc / "self/net/dev").splitlines())
     counts = [row.split() for name, _, row in rows if name.strip() != "lo"]
     return sum(int(count[0]) + int(count[8]) for count in counts if len(count) > 8 and count[0].isdecimal())
@@ -130,10 +128,11 @@ def children_of(pid: int, proc: Path = PROC) -> list[int]:
     return sorted(children)
 
 
-def _family(pid: int, proc: Path) -> Iterator[int]:
+def family_of(pid: int, proc: Path = PROC) -> Iterator[int]:
+    """The process, those that it has started, and so on."""
     yield pid
     for child in children_of(pid, proc):
-        yield from _family(child, proc)
+        yield from family_of(child, proc)
 
 
 def _io(folder: Path, *names: str) -> int:

@@ -197,6 +197,15 @@ def test_slow_iterations_and_phases_have_limits_of_their_own(phase: str, pace_s:
     assert world.state.hang.still_s == limit_s
 
 
+def test_a_hang_says_for_how_long_all_have_stood_still() -> None:
+    world = World(platform({"worker": RoleSpec(2, 1)}, hang=Hang(HangPolicy.RESTART, 60.0)))
+    world.join_all()
+    world.beat("worker-0-0", 5, still_s=60.0, phase="forward")
+    world.beat("worker-1-0", 5, still_s=1800.0, phase="evaluation")
+    assert world.state.hang is not None
+    assert world.state.hang.still_s == 60.0
+
+
 def test_ranks_that_compute_and_wait_for_nobody_do_not_hang_unless_another_waits() -> None:
     world = World(platform({"worker": RoleSpec(2, 1)}, hang=Hang(HangPolicy.RESTART, 60.0)))
     world.join_all()

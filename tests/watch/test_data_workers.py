@@ -20,7 +20,17 @@ IDLE = 5, ProcessState("S"), stacks(LOOP, Frame("get", "/usr/lib/python3.11/mult
 LOADS = 6, ProcessState("R"), stacks(LOOP, Frame("load", "/home/user/data.py", 3), Frame("resize", LOADER, 9))
 READS = 7, ProcessState("S", call="read", file="/mnt/data/shard"), LOADS[2]
 STOPPED = 8, ProcessState("T", call="read", file="/mnt/data/shard"), LOADS[2]
-DEAD = 9, ProcessState("Z"), RankStacks(1)
+UNKNOWN = 9, ProcessState("S"), RankStacks(1)
+OF_LIBRARY = (
+    10,
+    ProcessState("S"),
+    stacks(
+        LOOP,
+        Frame("fetch", "/venv/site-packages/torch/utils/data/_utils/fetch.py", 50),
+        Frame("loader", "/venv/site-packages/torchvision/datasets/folder.py", 250),
+    ),
+)
+WAITS_FOR_DISK = 11, ProcessState("D", call="read", file="/mnt/data/shard"), LOADS[2]
 
 
 @pytest.mark.parametrize(
@@ -29,9 +39,11 @@ DEAD = 9, ProcessState("Z"), RankStacks(1)
         ([IDLE, LOADS], "process 6 is in load (data.py:3)"),
         ([READS, IDLE], "process 7 is blocked in read of /mnt/data/shard in load (data.py:3)"),
         ([LOADS, READS, STOPPED], "process 8 is stopped by a signal (SIGSTOP) in load (data.py:3)"),
-        ([LOADS, DEAD], "process 9 is dead"),
-        ([IDLE], "none of its processes is at work"),
-        ([], "none of its processes is at work"),
+        ([IDLE, OF_LIBRARY], "process 10 is in loader (folder.py:250)"),
+        ([LOADS, WAITS_FOR_DISK], "process 11 is blocked in read of /mnt/data/shard in load (data.py:3)"),
+        ([IDLE], "no process of it that was looked at is at work"),
+        ([UNKNOWN], "what its processes do is not known"),
+        ([], "what its processes do is not known"),
     ],
 )
 def test_the_process_that_does_not_deliver_is_described(

@@ -42,6 +42,9 @@ teacher = torch.nn.Linear(4, 4).eval()
 model.train()
 teacher.eval()
 assert shown().phase == "", "a model that never trains is no evaluation"
+frozen = torch.nn.BatchNorm1d(4)
+frozen.eval()
+assert shown().phase == "", "a normalization that is frozen is no evaluation"
 assert shown().earlier == 0, "SGD does not count its steps"
 class Watcher:
     def write(self, data):
