@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import IterableDataset, Subset, default_collate
+from torch.utils.data import IterableDataset, StackDataset, Subset, default_collate
 
 from everstep.dataset_reading import FetchedBatch, Place, Position, Reading, Shape, Source
 from everstep.dataset_streams import Exchange, StreamsSource
@@ -102,9 +102,12 @@ class _IndexedSamples:
 
 
 def _reads_many(dataset: Any) -> bool:
-    """Whether it has a way of its own to read many samples: torch's Subset has what is inside it."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
+    """Whether it has a way of its own to read many samples: torch's Subset and StackDataset have what is in them."""
+    if isinstance(dataset, Subset):
+        return _reads_many(dataset.dataset)
+    if isinstance(dataset, StackDataset):
+        inside = dataset.datasets
+        return any(map(_reads_many, inside.values() if isinstance(inside, dict) else inside))
     return hasattr(dataset, "__getitems__")
 
 

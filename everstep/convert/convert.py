@@ -17,6 +17,7 @@ from everstep.convert.source import Pod, Role, SourceJob
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.job.spec_reader import SpecError, spec_of
 from everstep.runtime.protocol.rounds import Framework
+from everstep.runtime.submission.manifest import NEEDED_KEYS, OTHER_KEYS
 from everstep.runtime.workflow.manifest.yaml_source import Document, ReadError, read_text
 from everstep.steps.train.config import Config
 from everstep.steps.train.script import COMMAND
@@ -37,6 +38,7 @@ _USER = (
     "pod and of its container"
 )
 _INSTEAD = "nearest: a command that is only what it starts, and slots in a job spec"
+_KEYS = "on a cluster its nodes reach Everstep's store by them, too; nearest: keys of both, also in --store-secret"
 _NO_COMMAND = "it has no command, and its image's own is not known here"
 
 
@@ -90,6 +92,10 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     ]
     if roles_without := [role.name for role in job.roles if not _has_user(role.pod)]:
         more.append(f"{file}: {', '.join(roles_without)}: {_USER}")
+    for role in job.roles:
+        names = [entry.get("name") for entry in role.pod.container.get("env", [])]
+        if own_keys := [name for name in names if name in (*NEEDED_KEYS, *OTHER_KEYS)]:
+            more.append(f"{file}: {role.name}: {', '.join(own_keys)}: {_KEYS}")
     if not image:
         more.append(f"{file}: image {pod.image}: it must have Everstep installed; or give your own with --image")
     for other_image in dict.fromkeys(role.pod.image for role in job.roles if role.pod.image != pod.image):
@@ -101,7 +107,8 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
 
 
 def _has_user(pod: Pod) -> bool:
-    return any("runAsUser" in (fields.get("securityContext") or {}) for fields in (pod.template, pod.container))
+    """A pod's own securityContext takes the place of the step's; a container's does not."""
+    return bool(pod.template.get("securityContext")) or "runAsUser" in (pod.container.get("securityContext") or {})
 
 
 def _metadata(fields: Fields) -> dict[str, dict[str, str]]:
@@ -152,6 +159,8 @@ def _template(role: Role, image: str) -> dict[str, Any]:
     container |= {"image": pod.image} if pod.image != image else {}
     spec, metadata = {**pod.template, **pod.spec}, pod.template.get("metadata")
     spec.pop("metadata", None)
+    if (container.get("securityContext") or {}).get("runAsUser") == 0:  # The step's pod must not run as root.
+        spec.setdefault("securityContext", {"runAsUser": 0})
     own_memory = {mount.get("name") for mount in pod.memory_mounts()}
     for fields, name in ((container, "volumeMounts"), (spec, "volumes")):
         fields[name] = [entry for entry in fields.get(name, []) if entry.get("name") not in own_memory]
@@ -239,7 +248,7 @@ def _path_of(launch: Launch) -> str:
 def _is_mounted(path: str, role: Role) -> bool:
     """Whether it is on a volume of the role, which the step's own pod does not have."""
     mounts = (str(mount.get("mountPath")) for mount in role.pod.container.get("volumeMounts", []))
-    return any(posixpath.normpath(path).startswith(posixpath.join(mount, "")) for mount in mounts)
+    return any(f"{posixpath.normpath(path)}/".startswith(posixpath.join(mount, "")) for mount in mounts)
 
 
 def _take_script(launch: Launch, arguments: dict[str, Any]) -> None:

@@ -26,10 +26,12 @@ _LAUNCHERS = ("torchrun", "dlrover-run")
 _PASSES_RANK = "torch.distributed.launch"
 """The launcher that tells a script its local rank by a flag, unless it has --use-env."""
 _MODULES = ("torch.distributed.run", _PASSES_RANK, "dlrover.trainer.torch.elastic_run")
+_STARTERS = (*_LAUNCHERS, "accelerate launch", "deepspeed", "horovodrun", "mpirun", "mpiexec")
 _STARTER = re.compile(
-    rf"(?:^|[\s/;&|(])({'|'.join(map(re.escape, (*_LAUNCHERS, *_MODULES)))}|accelerate launch|deepspeed|horovodrun|"
-    r"mpirun|mpiexec)(?=[ \t\\])"
+    r"(?:(?:^|[;&|(\n]|\s-\w*c\s|\b(?:exec|env|nohup|time|then|else|do)\s)\s*(?:\w+=\S*\s+)*(?:\S*/)?"
+    rf"({'|'.join(map(re.escape, _STARTERS))})|\s-m\s+({'|'.join(map(re.escape, _MODULES))}))(?=[ \t\\])"
 )
+"""At the beginning of a command of a shell's text, or of a program's words."""
 _CHECKS = ("network_check", "exclude_straggler", "switchbox_check")
 _MODULE = ("m", "module")
 _NO_PYTHON = "no_python"
@@ -118,7 +120,7 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: s
 def starter_in(command: Sequence[str]) -> str:
     """What in a command starts processes by itself, such as mpirun; empty: nothing that is known here."""
     match = _STARTER.search(" ".join(command))
-    return match[1] if match else ""
+    return match[1] or match[2] if match else ""
 
 
 def _after_launcher(words: Sequence[str]) -> tuple[bool, list[str]]:

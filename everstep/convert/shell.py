@@ -12,8 +12,11 @@ _NOT_LITERAL = re.compile(r"[$`~*?\[()|;&<>]")
 _QUOTES = r"""'[^']*'|"(?:\\.|[^"\\])*"|\\."""
 _QUOTED = re.compile(_QUOTES, re.DOTALL)
 _COMMENT = r"(?<![^\s;&(])#[^\n]*"
-_PIECE = re.compile(rf"(?P<comment>{_COMMENT})|{_QUOTES}|&&|[^'\"\\#&;()\n]+|.", re.DOTALL)
-"""A shell's text is made of these. What is in quotes is one piece."""
+_PIECE = re.compile(
+    rf"(?P<comment>{_COMMENT})|{_QUOTES}|(?P<joint>&&|\|[|&]?)(?:\s|#[^\n]*)*|[^'\"\\#&;()|\n]+|.", re.DOTALL
+)
+"""A shell's text is made of these. What is in quotes is one piece, and so are line breaks after a joint: the command
+goes on."""
 _LITERAL = re.compile(r"'[^']*'|\\.", re.DOTALL)
 _SYNTAX, _SUBSTITUTION = re.compile(r"[;|<>&()\n]"), re.compile(r"`|\$\(")
 _FILE = r"""[^\s'"|&;<>]+"""
@@ -24,6 +27,8 @@ _COMPOUND = re.compile(
     r"(if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function|\{|\}|!|\[\[)(\s|$)|\S+\s*\(\)"
 )
 """How a part of a command begins that decides which of the others run."""
+_SETS = re.compile(r"(cd|export)\s|[A-Za-z_]\w*=[^\s$`]*$")
+"""How a command begins that only sets something for those after it."""
 _TO_FILL = re.compile(r"'[^']*'|\\.|\$(\w+)|\$\{(\w+)\}", re.DOTALL)
 """A variable, or a part of the text in which none counts."""
 _PLAIN = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
@@ -79,25 +84,31 @@ def filled_in_at_start(command: Sequence[str], names: Collection[str]) -> tuple[
 
 
 def split_commands(text: str) -> list[str]:
-    """A shell's text at each `;` and line break outside of quotes and parentheses, and the last of these parts at each
-    `&&`: without comments, and without the line breaks that a backslash takes away. Empty: the text decides which of
-    its commands run, or what they read."""
+    """A shell's text at each `;` and line break outside of quotes and parentheses, and at `&&` where it is known that
+    what follows is done: without comments, and without the line breaks that a backslash takes away. Empty: the text
+    decides which of its commands run, or what they read."""
     parts, depth = [list[str]()], 0
     for match in _PIECE.finditer(text):
         piece = match[0] if match[0].startswith("'") else match[0].replace("\\\n", "")
+        piece = f"{match['joint']} " if match["joint"] else piece
         depth += (piece == "(") - (piece == ")")
         if piece in (";", "\n") and depth == 0:
             parts.append([])
-        elif piece == "&&" and depth == 0:
-            parts[-1].append(_AND)
+        elif match["joint"] == "&&" and depth == 0:
+            parts[-1].append(f"{_AND} ")
         elif match["comment"] is None:
             parts[-1].append(piece)
     texts = [text for part in parts if (text := "".join(part).strip())]
-    # In `A && B; C` it is not known whether B is done.
-    commands = [text.replace(_AND, "&&") for text in texts[:-1]]
+    commands = [command for text in texts[:-1] for command in _apart(text)]
     commands += [command.strip() for command in "".join(texts[-1:]).split(_AND)]
     decides = any(_COMPOUND.match(command) or "<<" in _QUOTED.sub("", command) for command in commands)
     return [] if decides else commands
+
+
+def _apart(text: str) -> list[str]:
+    """`A && B` apart if A only sets something, else whole: in `A && B; C` it is not known whether B is done."""
+    *first, last = (command.strip() for command in text.split(_AND))
+    return [*first, last] if all(map(_SETS.match, first)) else [text.replace(_AND, "&&")]
 
 
 def split_output(command: str) -> tuple[str, str]:

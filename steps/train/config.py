@@ -74,8 +74,8 @@ class Config:
     script_args: str = ""
     """More arguments for your script, as in a shell; the step fills in {dataset}, {iterations}, ..."""
     script_settings: bool = True
-    """Whether your script gets those flags, and {dataset} and the like are filled in. False: it gets --script-args
-    alone, as they stand."""
+    """Whether your script gets the flags that it declares, and {dataset} and the like are filled in in --script-args.
+    False: it gets --script-args alone, as they stand."""
     nodes: int = 2
     """Nodes that train together."""
     min_nodes: int = 1

@@ -58,7 +58,16 @@ def test_another_user_than_the_images_is_told_unless_the_job_says_one() -> None:
     for place in ("spec: {", "image: i, "):
         own = job.replace(place, f"{place}securityContext: {{runAsUser: 0}}, ")
         assert own != job
-        assert "user 1000" not in "".join(convert(own, "f").notes)
+        conversion = convert(own, "f")
+        assert "user 1000" not in "".join(conversion.notes)
+        spec = conversion.arguments["job_spec"]["replicaSpecs"]["worker"]["template"]["spec"]
+        assert spec["securityContext"] == {"runAsUser": 0}, "that of the step's pod refuses root"
+
+
+def test_the_jobs_own_keys_of_a_store_are_told() -> None:
+    pod = POD.replace("image: i,", "image: i, env: [{name: AWS_ACCESS_KEY_ID, value: data}],")
+    (told,) = (note for note in convert(f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}", "f").notes if "store" in note)
+    assert told.startswith("f: worker: AWS_ACCESS_KEY_ID: on a cluster its nodes reach Everstep's store by them")
 
 
 def test_each_image_that_must_have_everstep_is_named() -> None:

@@ -36,6 +36,7 @@ def test_lines_that_start_a_script(command: list[str], script: str, flags: dict[
      ["sh", "-c", "python a.py '$N'"], ["bash", "-c", "torchrun a.py\necho done"], ["bash", "--norc", "torchrun a.py"],
      ["sh", "-c", "./prepare.sh && python a.py"], ["sh", "-c", "torchrun a.py &"], ["sh", "-c", "torchrun a.py `x`"],
      ["sh", "-c", "if test -f a; then export A=1; fi; torchrun a.py"], ["sh", "-c", "f() { x; }\ntorchrun a.py"],
+     ["sh", "-c", "test -f x ||\n torchrun a.py"],
      ["sh", "-c", "cat > a.py <<END\ntorchrun a.py\nEND"], ["sh", "-c", "cat <<END\npass\nEND\ntorchrun a.py"],
      ["python", "-c", "pass", "a.py"], ["horovodrun", "-np", "3", "python", "a.py"]],
 )  # fmt: skip
@@ -156,6 +157,8 @@ def test_a_script_on_a_volume_is_started_by_the_nodes_alone(command: str, is_tol
     assert conversion.arguments["script"] == COMMAND
     assert shlex.split(commands["worker"]) == (line if is_told else ["python", "t.py", "--x"])
     assert is_told == ("unchanged" in "".join(conversion.notes))
+    as_a_file = pod.replace("mountPath: /code", "mountPath: /code/src/t.py")
+    assert convert(f"{HEAD}  replicaSpecs: {{worker: {{{as_a_file}}}}}", "f").arguments["script"] == COMMAND
     beside = pod.replace("mountPath: /code", "mountPath: /code/sr")
     assert convert(f"{HEAD}  replicaSpecs: {{worker: {{{beside}}}}}", "f").arguments["script"] == "/code/src/t.py"
 
@@ -196,6 +199,9 @@ def test_no_worker_starts_a_launcher_where_roles_have_each_their_own() -> None:
         ("export A=$NODE_NUM && torchrun a.py", "", {"A": "4"}, ()),
         ("NODE_RANK=$RANK DLROVER_MASTER_ADDR=$MASTER_ADDR:$MASTER_PORT dlrover-run a.py", "", {}, ()),
         ("(bash chaos.sh cpu-overload &) && cd /w && dlrover-run a.py", "/w", {}, ("(bash chaos.sh cpu-overload &)",)),
+        ("cd /w && # x\n export A=1 &&\n\n torchrun a.py", "/w", {"A": "1"}, ()),
+        ("cd /w && export A=1\ntorchrun a.py", "/w", {"A": "1"}, ()),
+        ("cd /w && pip install x | tee log\ntorchrun a.py", "/w", {}, ("pip install x | tee log",)),
         ("pip install x; export A=1 && torchrun a.py", "", {"A": "1"}, ("pip install x",)),
         ("set -e\n# don't\ncd /w # a; b\nA=1 exec env B=2 torchrun \\\n a.py", "/w", {"A": "1", "B": "2"}, ("set -e",)),
         ("echo 'a && b; c'; A=$(x; y) && torchrun a.py", "", {}, ("echo 'a && b; c'", "A=$(x; y)")),
@@ -228,6 +234,9 @@ def test_where_a_launchers_output_goes_is_listed(output: str) -> None:
         (["mpirun", "-np", "2", "python", "a.py"], "mpirun"),
         (["python", "-m", "a", "--deepspeed", "ds.json"], ""),
         (["python", "-m", "a", "torchrun"], ""),
+        (["python", "-m", "a", "--strategy", "deepspeed", "--x"], ""),
+        (["bash", "-lc", "A=1 mpirun -np 2 python a.py; echo done"], "mpirun"),
+        (["sh", "-c", "pip install deepspeed x && python -m p"], ""),
     ],
 )  # fmt: skip
 def test_what_starts_processes_in_each_worker_is_told(command: list[str], starter: str) -> None:

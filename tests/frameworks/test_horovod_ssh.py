@@ -153,7 +153,7 @@ def test_workers_and_machines_come_and_go_and_the_losses_stay(job: Job, python: 
     assert job.launcher.named["machine0"].wait(180) == 0, job.said()
     losses = job.losses()
     assert sorted(losses) == list(range(1, ITERATIONS + 1))
-    assert {ranks for ranks, _ in losses.values()} >= {2, 3}
+    assert set(job.told()) >= {2, 3}  # Of all starts: one that began anew may have three ranks throughout.
     assert [loss for _, loss in losses.values()] == pytest.approx(losses_alone(python, ITERATIONS), rel=1e-3)
     assert job.said().count("Accepted publickey") >= 4  # More if horovodrun gave up a peer, and was started anew.
     assert TOKEN not in job.said()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, StackDataset, Subset
 
 from everstep.dataset_batches import ElasticSampler, LoadedBatch, Loader
 from everstep.dataset_reading import Reading, Shape
@@ -155,14 +155,21 @@ def test_unshuffled_samples_come_in_their_own_order() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("dataset", [Numbers(), Subset(Subset(Numbers(), range(3, 22)), range(18))])
+@pytest.mark.parametrize(
+    ("dataset", "numbers_in"),
+    [
+        (Numbers(), lambda data: data[1]),
+        (Subset(Subset(Numbers(), range(3, 22)), range(18)), lambda data: data[1]),
+        (Subset(StackDataset(numbers=Numbers()), range(18)), lambda data: data["numbers"][1]),
+    ],
+)
 def test_what_a_dataset_draws_at_random_depends_on_the_position_alone(
-    dataset: Dataset[tuple[int, float]], workers: int
+    dataset: Dataset[Any], numbers_in: Callable[[Any], Any], workers: int
 ) -> None:
     def draws_of(world: int) -> list[float]:
         loaders = [open_loader(dataset, rank, world, iterations=3, num_workers=workers) for rank in range(world)]
         together = zip(*loaders, strict=True)
-        return [number for batches in together for batch in batches for number in batch.data[1].tolist()]
+        return [number for batches in together for batch in batches for number in numbers_in(batch.data).tolist()]
 
     assert draws_of(1) == draws_of(2) == draws_of(4)
 

@@ -13,7 +13,7 @@ def read(fields: Fields) -> SourceJob:
     container = take_all(fields, "Container", ("env",), _TRAINER)
     if fields.has(*_TRAINER, "resourcesPerNode"):
         container["resources"] = fields.take_like("Container", "resources", *_TRAINER, "resourcesPerNode")
-        note_requests(fields, (*_TRAINER, "resourcesPerNode"))
+    note_requests(fields, (*_TRAINER, "resourcesPerNode"))
     pod = Pod(fields.take(str, *_TRAINER, "image", default=""), read_command(fields, _TRAINER, container), container)
     slots = read_slots(fields, (*_TRAINER, "numProcPerNode"), container)
     return SourceJob(fields.take(str, "metadata", "name"), (Role("worker", nodes, nodes, pod, slots),))
