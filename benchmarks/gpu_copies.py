@@ -139,9 +139,10 @@ def save_and_wait(checkpointer: Checkpointer, iteration: int, state: dict[str, A
 
 
 def wait_for_registrations(checkpointer: Checkpointer) -> None:
-    """Until the slots that were written are registered."""
+    """Until the last save is committed, and the slots that were written are registered."""
+    checkpointer._finish_overlapped()  # pyright: ignore[reportPrivateUsage]
     saves = checkpointer._overlapped  # pyright: ignore[reportPrivateUsage]
-    for registration in saves._registrations.values() if saves else ():  # pyright: ignore[reportPrivateUsage]
+    for registration in list(saves._registrations.values()) if saves else ():  # pyright: ignore[reportPrivateUsage]
         registration.result()
 
 

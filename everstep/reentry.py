@@ -62,6 +62,9 @@ _KNOCK_EVERY_S = 0.02
 _LOOK_EVERY_S = 0.25
 _RAISE_AGAIN_S = 0.5
 """Time for `finally` blocks, before an interruption that somebody has swallowed is repeated."""
+_SILENCE_S = 45.0
+"""Within this time the agent says that a peer was lost with its whole machine, which the others' communicators see at
+once."""
 _PEER_LOST_S = 5.0
 """A lost connection to a peer is followed by the agent's word within this time, or is this worker's own error."""
 _TRIM_EVERY = 10
@@ -234,7 +237,7 @@ class _Rounds:
         else would end its collective (`_ON_ERRORS`)."""
         while True:
             time.sleep(_LOOK_EVERY_S)
-            if self._inside and (error := communicator_error()) and not round_ends.wait(_PEER_LOST_S) and self._inside:
+            if self._inside and (error := communicator_error()) and not round_ends.wait(_SILENCE_S) and self._inside:
                 print(f"everstep: {error}: this worker ends, as its collectives will not", file=sys.stderr)
                 exit_now(ExitCode.FAILED)
 

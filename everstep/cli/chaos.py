@@ -62,6 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(flags: Chaos) -> int:
     """Inject the fault; returns the exit code. Raises BadInput."""
     from everstep.runtime.chaos import Kind, NotFiredError, NotPossibleError
+    from everstep.runtime.chaos.in_pod import KINDS
     from everstep.runtime.chaos.injector import OF_THE_JOB
 
     if flags.kind not in tuple(Kind):
@@ -82,7 +83,9 @@ def run(flags: Chaos) -> int:
     try:
         fault_record = asyncio.run(_until_told_to_end(_on_cluster(flags) if flags.namespace else _on_machine(flags)))
     except asyncio.CancelledError:
-        print(f"{flags.kind}: told to end; what it held is released", file=sys.stderr)
+        runs_on = flags.namespace and not flags.chaosblade and flags.kind in KINDS
+        rest = f"; what it started in the pod ends within {flags.seconds:g} s" if runs_on else ""
+        print(f"{flags.kind}: told to end; what it held is released{rest}", file=sys.stderr)
         return 128 + signal.SIGTERM
     except NotPossibleError as error:
         raise BadInput(f"{flags.kind} cannot be injected into {flags.job}: {error}") from None

@@ -301,8 +301,8 @@ class MachineInjector:
         """One node more for some iterations, then the size that the job had, whatever happened meanwhile."""
         role = role_to_resize(self._progress.state().nodes.roles())
         before, moment = self._progress.size(role), time.time()
-        await self._scale(role, before + 1)
         try:
+            await self._scale(role, before + 1)
             await self._wait_for_members(role, before + 1)
             newest = self._progress.iteration()
             await self._progress.wait(lambda: self._progress.iteration() > newest + 2, "they have trained", 2 * SEEN_S)

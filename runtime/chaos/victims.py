@@ -193,9 +193,9 @@ async def load_cores(fault: Fault) -> str:
 
 def _cpu_use() -> tuple[float, float]:
     """(seconds that the cores which this process may use were busy so far, by whomever; all their seconds). With a
-    quota, of the control group."""
+    quota, of the control group, and of no more than there are."""
     if quota := cpu_quota():
-        return used_cpu_s(), quota * time.monotonic()
+        return used_cpu_s(), min(quota, usable_cpus()) * time.monotonic()
     allowed, times_by_cpu = os.sched_getaffinity(0), psutil.cpu_times(percpu=True)
     times = [each for cpu, each in enumerate(times_by_cpu) if cpu in allowed] or times_by_cpu
     whole = sum(sum(each[:8]) for each in times)

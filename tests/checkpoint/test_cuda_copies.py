@@ -33,7 +33,7 @@ def test_what_a_device_is_tested_with_passes_and_no_thread_makes_a_context_on_an
 ) -> None:
     wanted = {name: request.getfixturevalue(name) for name in ("node", "same") if name in test.__annotations__}
     test(**wanted)
-    gc.collect()
+    test_cuda.collect_until(lambda: not stand.registered)
     assert stand.contexts == {stand.own}
     assert not stand.registered
 
@@ -106,6 +106,13 @@ def test_of_a_slot_that_can_be_registered_in_part_only_nothing_stays_registered(
     stand.most_registered = 2
     with pytest.raises(RuntimeError, match="out of memory"):
         CudaCopies(torch.device("cpu")).register(memoryview(bytearray(4 * 4096)))
+    assert not stand.registered
+    assert stand.log == ["unregistered"] * 2
+
+
+def test_a_slot_is_registered_no_further_once_its_round_ends(stand: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_copies, "_REGISTERED_BYTES", 4096)
+    CudaCopies(torch.device("cpu")).register(memoryview(bytearray(4 * 4096)), lambda: len(stand.registered) == 2)
     assert not stand.registered
     assert stand.log == ["unregistered"] * 2
 

@@ -169,7 +169,7 @@ def test_a_slot_is_registered_beside_training_and_only_the_next_save_there_waits
     with training(0) as run:
         events, release, begin = list[str](), threading.Event(), run.device.begin
 
-        def register(_: memoryview) -> None:
+        def register(*_: object) -> None:
             assert release.wait(30.0)
             events.append("registered")
 
@@ -338,6 +338,42 @@ def test_overlapped_saves_of_a_checkpointer_are_committed_flushed_and_restored(
     node.begin(2, node.newest())
     assert Checkpointer(live, keeper=node.link(2)).load(live) == 5
     assert same(live, state)
+
+
+def test_the_end_of_a_training_saves_again_what_was_not_kept_and_a_save_for_the_store_waits(
+    node: Any, make_state: Callable[[int], dict[str, Any]], same: Any
+) -> None:
+    device = ThreadedDevice(3, trains_here=True)
+    node.begin(1)
+    state, live = make_state(1), make_state(2)
+    checkpointer = Checkpointer(state, keeper=node.link(), copies=lambda _: device)
+
+    def change_after_a_save(iteration: int, *, persist: bool) -> None:
+        state["optimizer"].step()
+        release = threading.Event()
+        device.compute.wait_for(release)  # The copies cannot begin.
+        timer = threading.Timer(0.05, release.set)
+        if persist:
+            timer.start()
+        checkpointer.save(iteration, state, persist)
+        with torch.no_grad():
+            state["model"][0].weight.add_(7.0)
+        if not persist:
+            timer.start()
+
+    checkpointer.save(1, state)
+    change_after_a_save(2, persist=True)
+    checkpointer.flush(2)
+    assert node.persisted[-1].iteration == 2
+    change_after_a_save(3, persist=False)
+    checkpointer.finish(state)
+    assert node.persisted[-1].iteration == 3
+    checkpointer.close()
+    device.end()
+    node.keeper.worker_died(0)
+    node.begin(2, node.newest())
+    assert Checkpointer(live, keeper=node.link(2)).load(live) == 3
+    assert same(live, state), "as the state is at the end"
 
 
 def test_what_a_device_computes_after_its_collectives_were_aborted_is_not_kept(

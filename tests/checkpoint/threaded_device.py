@@ -67,7 +67,7 @@ class ThreadedDevice:
     def is_recording(self) -> bool:
         return self.records
 
-    def register(self, memory: memoryview) -> None:
+    def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         self.registered.append(len(memory))
 
     def begin(self, pairs: Pairs, gathers: Sequence[Gather], at_once: Pairs = ()) -> "_Copying":

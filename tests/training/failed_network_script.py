@@ -16,7 +16,6 @@ from everstep.reentry import _Rounds
 from everstep.runtime.protocol.survivor_link import RoundEnded
 
 LEAVING, ENDED_ALONE = 7, 1
-PEER_LOST_S = 0.5
 
 
 class Link:
@@ -47,7 +46,7 @@ def main() -> None:
 
     reentry.communicator_error = communicator_error
     reentry.local_device = local_device
-    reentry._PEER_LOST_S = PEER_LOST_S
+    reentry._SILENCE_S = 0.5 if sys.argv[1] == "alone" else 30.0
     rounds = _Rounds(link)  # type: ignore[arg-type]
 
     def collective() -> None:

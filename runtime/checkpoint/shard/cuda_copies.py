@@ -16,7 +16,7 @@ without a context only in name, as `torch.cuda.device` does.
 import os
 import weakref
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class CudaCopies:
         slot may be registered while copies begin."""
         weakref.finalize(self, _unregister, device, self._registered).atexit = False
 
-    def register(self, memory: memoryview) -> None:
+    def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         """Raises RuntimeError, as where the driver locks no more memory. CUDA keeps the error for this thread's next
         kernel, too: so call it in a thread that launches none."""
         flat = torch.frombuffer(memory, dtype=torch.uint8)
@@ -60,6 +60,9 @@ class CudaCopies:
         done = dict[int, torch.Tensor]()
         with torch.cuda.device(self.device):
             for address, part in parts.items():
+                if is_cancelled():  # A survivor has little time to leave a round.
+                    _unregister(self.device, done)
+                    return
                 if code := int(_runtime().cudaHostRegister(address, len(part), 0)):
                     _unregister(self.device, done)
                     raise RuntimeError(f"cudaHostRegister of {len(flat) / 1e6:.1f} MB: {_describe(code)}")

@@ -14,7 +14,7 @@ Invariants of every restore, out of a slot whose bytes agree with their digests:
 5. The slot is not released, and no tensor is used, before all copies have ended, also if one fails.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -82,10 +82,10 @@ class DeviceCopies(Protocol):
     """How many threads should call `Uploads.add`, whatever number torch's own work has: one reads a slot at a fraction
     of the bus's speed."""
 
-    def register(self, memory: memoryview) -> None:
+    def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         """Prepare host memory for fast copies, unless it is prepared; takes some 0.2 s a GB. Copies into other memory
         are slower, and correct. Any thread may call it, while nothing is copied there. The memory stays mapped, and
-        prepared, as long as this object lives. Raises RuntimeError."""
+        prepared, as long as this object lives, unless it `is_cancelled` meanwhile. Raises RuntimeError."""
         ...
 
     def wait(self) -> None:

@@ -42,6 +42,7 @@ from everstep.runtime.protocol.worker_link import (
     Fetched,
     Flush,
     Link,
+    LinkError,
     Segment,
     Slot,
     Staged,
@@ -49,6 +50,11 @@ from everstep.runtime.protocol.worker_link import (
 from everstep.runtime.store import open_store
 from everstep.runtime.watch import in_worker
 from everstep.runtime.watch.board_fields import FETCH, MEMORY
+
+_NOT_KEPT = (
+    "iteration {0} was not kept, as something changed the parameters before its copy had ended; call "
+    "save({0}, state, persist=True) before you change them, which waits for it"
+)
 
 
 class RankState(dict[str, Any]):
@@ -165,7 +171,8 @@ class Checkpointer:
     def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:
         """Stage `state` as it is after `iteration`. Training waits for one copy in memory; the agent does the rest.
 
-        `persist=True` copies it to the store regardless of the interval. Call it on every rank.
+        `persist=True` copies it to the store regardless of the interval; from a GPU, `save` then returns when the copy
+        has ended. Call it on every rank.
         """
         began, self._waited_s = time.perf_counter(), 0.0
         is_staged = persist or self._interval.is_due(iteration) or self._is_asked_for()
@@ -209,9 +216,15 @@ class Checkpointer:
             self._overlapped.close()
 
     def finish(self, state: dict[str, Any]) -> str:
-        """End the training: wait until the last state is committed in the store. Returns the manifest's key."""
+        """End the training: wait until the last state is committed in the store. Returns the manifest's key. Raises
+        LinkError."""
         if self._saved == 0:
             return ""
+        self._finish_overlapped()
+        if self._saved_here and self._overlapped is not None and not self._overlapped.is_kept:
+            if world_size() > 1:  # Others may have kept theirs.
+                raise LinkError(_NOT_KEPT.format(self._saved))
+            self._saved_here = False
         if not self._saved_here or self._link is None:
             self._save(self._saved, state, persist=self._link is None, is_staged=True)
         return self.flush(self._saved)
@@ -304,7 +317,8 @@ class Checkpointer:
         stage = Staged(slot, iteration, self._stager.layout.size, persist, self._interval.why)
         if self._overlapped is not None:
             place = slot, buffer
-            self._overlapped.begin(self._stager.layout, place, state, tree, text, partial(self._commit, stage))
+            commit = partial(self._commit, stage)
+            self._overlapped.begin(self._stager.layout, place, state, tree, text, commit, waits=persist)
         else:
             began = time.perf_counter()
             self._stager.stage(slot, buffer, tree, text, iteration)

@@ -10,6 +10,7 @@ One save is under way at a time. A thread waits for its copies, then commits it.
 """
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -69,9 +70,10 @@ class OverlappedSaves:
         self._copies = copies
         self._thread = ThreadPoolExecutor(1, "everstep-commit")
         self._registering_thread = ThreadPoolExecutor(1, "everstep-register")
-        self._registrations: dict[int, Future[None]] = {}
+        self._registrations: dict[int, Future[bool]] = {}
         """Of the slots that were written, by their numbers: the next save there waits for it, as a slot is not written
-        meanwhile."""
+        meanwhile. Their results: was it possible?"""
+        self._closes = threading.Event()
         self._save: _Save | None = None
         """Until the next step is held."""
         self._commit: Future[float] | None = None
@@ -80,6 +82,8 @@ class OverlappedSaves:
         """Has an optimizer stepped, as far as the hook knows, since the last save began?"""
         self._runs_beside = True
         """Is each step that may come held by the hook, and does nothing else change parameters?"""
+        self.is_kept = True
+        """Was the last save committed, unless it is still under way?"""
         # Compiled code would call what it has traced of the hook, and in an order of its own.
         before_step: Any = torch.compiler.disable(lambda *_: self._before_step())
         self._hook = register_optimizer_step_pre_hook(before_step)
@@ -92,23 +96,25 @@ class OverlappedSaves:
         tree: FlatState,
         json: bytes,
         commit: Callable[[], None],
+        *,
+        waits: bool = False,
     ) -> None:
         """Queue the copies of the state into the slot (its number and bytes); `commit` is called in a thread when they
-        have ended. The save before must be finished."""
+        have ended. `waits`: return only then. The save before must be finished."""
         assert self._commit is None, "the save before is finished"
         if self._plan is None or self._plan[0] is not tree.traversal:
             device = self._copies.device
             plan = CopyPlan(layout, tree.tensors, stepped_names(state, tree, device), device)
             self._plan = tree.traversal, plan
         number, buffer = slot
-        if number in self._registrations:
-            self._registrations[number].result()
+        if number in self._registrations and not self._registrations[number].result():
+            del self._registrations[number]  # As while a CUDA graph was captured: it is tried again.
         began, plan = time.perf_counter(), self._plan[1]
         sources = [tree.tensors[name] for name in plan.later]
         versions = _versions(sources)
         save = _Save(plan.begin(buffer, tree, json, self._copies), sources, versions)
-        runs_beside = self._has_stepped and self._runs_beside and not _is_capturable(state)
-        self._save, self._has_stepped = save if runs_beside else None, False
+        runs_beside = self._has_stepped and self._runs_beside and not waits and not _is_capturable(state)
+        self._save, self._has_stepped, self.is_kept = save if runs_beside else None, False, True
         if not runs_beside:
             save.copying.wait()
             save.is_sound = True
@@ -130,6 +136,7 @@ class OverlappedSaves:
     def close(self) -> None:
         """Wait for the copies, also of a save whose beginning was interrupted: afterwards nothing writes a slot."""
         self._hook.remove()
+        self._closes.set()
         with suppress(Exception):  # The round is over: nobody needs the save any more.
             self.finish()
         self._thread.shutdown()
@@ -140,6 +147,8 @@ class OverlappedSaves:
         """The hook. What is recorded now is not done now: torch.cuda.graph has waited for the device."""
         if self._copies.is_recording():
             self._runs_beside = False
+            if self._save is not None:  # Its copies have ended; what is recorded counts as a change, and is none.
+                self._save.is_sound, self._save = self._save.is_unchanged(), None
         else:
             self._has_stepped = True
             self.hold()
@@ -151,7 +160,7 @@ class OverlappedSaves:
         is_unchanged = save.is_unchanged()
         # In this order: a step changes them, too, but is held before.
         if not (is_unchanged if save.is_sound is None else save.is_sound):
-            self._runs_beside = False
+            self._runs_beside = self.is_kept = False
             print(f"everstep: {_CHANGED}", file=sys.stderr)
             return seconds
         faults.point("checkpoint.before_commit")
@@ -160,11 +169,13 @@ class OverlappedSaves:
             self._registrations[slot] = self._registering_thread.submit(self._register, buffer)
         return seconds
 
-    def _register(self, buffer: memoryview) -> None:
+    def _register(self, buffer: memoryview) -> bool:
         try:
-            self._copies.register(buffer)
+            self._copies.register(buffer, self._closes.is_set)
         except RuntimeError as error:
             print(f"everstep: saves take longer, as their memory is not pinned: {error}", file=sys.stderr)
+            return False
+        return True
 
 
 def stepped_names(state: Mapping[str, Any], tree: FlatState, device: torch.device) -> set[str]:
