@@ -77,7 +77,7 @@ def note_requests(fields: Fields, path: FieldPath) -> None:
 def read_command(fields: Fields, path: FieldPath, container: Mapping[str, Any]) -> tuple[str, ...]:
     """`command` and `args` of the container at `path`. `$(NAME)` in them is a variable of `container`, or one that its
     operator sets and a worker has. Raises ConvertError."""
-    variables, not_known = dict[str, str](), list(_OF_OPERATORS)
+    variables, not_known = dict[str, str](), list[str](_OF_OPERATORS)
     for entry in container.get("env", ()):
         if entry.get("valueFrom"):
             not_known.append(str(entry.get("name")))
