@@ -149,7 +149,10 @@ class Checkpointer(worker.Checkpointer):
         """Wait until `iteration`, which was saved before, is committed in the store. Returns the manifest's key, or ""
         on a node that does not persist. Raises LinkError or StoreError if it cannot be committed."""
         with in_worker.doing(FLUSH):
-            return super().flush(iteration)
+            try:
+                return super().flush(iteration)
+            finally:
+                self._session.beacon(self._session.phase)  # The wait is over: what follows has the whole time limit.
 
 
 def _standalone(uri: str) -> StandaloneKeeper | None:
