@@ -149,10 +149,7 @@ class Checkpointer(worker.Checkpointer):
         """Wait until `iteration`, which was saved before, is committed in the store. Returns the manifest's key, or ""
         on a node that does not persist. Raises LinkError or StoreError if it cannot be committed."""
         with in_worker.doing(FLUSH):
-            try:
-                return super().flush(iteration)
-            finally:
-                self._session.beacon(self._session.phase)  # The wait is over: what follows has the whole time limit.
+            return super().flush(iteration)
 
 
 def _standalone(uri: str) -> StandaloneKeeper | None:

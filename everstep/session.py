@@ -102,8 +102,6 @@ class Session:
     """The script's own loop, as far as it is seen; None where something else tells its iterations."""
     replayed: int = 0
     """The newest iteration that Replay has checked."""
-    phase: str = ""
-    """As the script or its loop has shown it last."""
     evaluates_since: float | None = None
     """When its phase `evaluation` began; None: it does not evaluate."""
 
@@ -111,7 +109,6 @@ class Session:
         """Begin a later round. What the script made for the one before, it makes again."""
         self.context, self.checkpointer, self.iteration, self.ahead = context, None, 0, ahead
         self.evaluates_since = None
-        self.phase = ""
         self.pending = dict(facts)
         if self.loop is not None:
             self.loop.begin_round()
@@ -120,7 +117,7 @@ class Session:
         now = time.perf_counter()
         if self.evaluates_since is not None:
             self._add("evaluation_s", now - self.evaluates_since)
-        self.evaluates_since, self.phase = now if name == EVALUATION else None, name
+        self.evaluates_since = now if name == EVALUATION else None
         if self.checkpointer is not None:
             self.checkpointer.beacon(self.iteration, name)
 

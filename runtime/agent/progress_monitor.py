@@ -111,7 +111,9 @@ class ProgressMonitor:
         if any(now != before and now[0] > 1 for before, now in zip(self._before, changes, strict=True)):
             self._moved_at = self._clock()
         counts = [(board.changes, board.entered, board.completed) if board else (0, 0, 0) for board in boards]
-        if counts != self._boards_before and any(board is not None and board.iteration > 0 for board in boards):
+        # Once there was progress, the end of a phase that took long is some, too.
+        trains = self._moved_at is not None or any(board is not None and board.iteration > 0 for board in boards)
+        if trains and counts != self._boards_before:
             self._moved_at = self._clock()
         self._before, self._boards_before = changes, counts
         since = self._began_at if self._moved_at is None else self._moved_at

@@ -94,6 +94,22 @@ def test_what_may_take_long_is_seen_unless_the_script_has_a_name_of_its_own_for_
     assert beacons.observe()[:2] == (7, shown)
 
 
+def test_the_end_of_a_phase_that_took_long_is_a_movement_once_there_was_progress() -> None:
+    keeper, now = KeeperStub(1), [100.0]
+    board = [Board(1, 0, 1, 0, 1)]
+    beacons = ProgressMonitor(keeper, 1, lambda: now[0], True, lambda _: board[0])  # type: ignore[arg-type]
+    beacons.begin()
+    for iteration in (1, 2):
+        keeper.show(0, iteration, "save", now[0])
+        beacons.observe()
+    board[0] = Board(1, 0, 1, 0, 1, phase="flush", changes=1)
+    beacons.observe()
+    now[0] += 900.0
+    assert beacons.observe()[1:3] == ("flush", 900.0)
+    board[0] = Board(1, 0, 1, 0, 1, changes=2)
+    assert beacons.observe()[1:3] == ("save", 0.0)
+
+
 def test_a_phase_that_comes_again_between_two_looks_is_a_movement() -> None:
     keeper, beacons, now = watching(1)
     beacons.begin()
