@@ -17,7 +17,6 @@ examples:
   everstep convert job.yaml --to python > pipeline.py && python pipeline.py --image registry.example/train:1"""
 
 _OF_CLUSTER = ("service_account", "store_secret")
-_FOR_A_CLUSTER = "a Workflow for a cluster needs --store s3://bucket/prefix"
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,8 @@ def run(flags: Convert) -> int:
         sys.stdout.write(pipeline_of(conversion))
     else:
         if not on_cluster:
-            print(f"{flags.file}: for everstep workflow run; {_FOR_A_CLUSTER}", file=sys.stderr)
+            need = "a Workflow for a cluster needs --store s3://bucket/prefix"
+            print(f"{flags.file}: for everstep workflow run; {need}", file=sys.stderr)
         options = ClusterOptions(conversion.pod.image, flags.service_account, store_secret=flags.store_secret)
         workflow = workflow_of(conversion, flags.store, options if on_cluster else None)
         yaml.safe_dump(workflow, sys.stdout, sort_keys=False, width=120, allow_unicode=True)

@@ -2,11 +2,15 @@
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from everstep.errors import BadInput
+
+IN_STORE = re.compile(r"(?P<store>.+)/(?P<kind>runs|jobs)/(?P<name>[^/]+)/?")
+"""How a verb is told what a store has of a run or of a job."""
 
 if TYPE_CHECKING:
     from everstep.runtime.job.state import State

@@ -3,14 +3,13 @@
 import argparse
 import json
 import os
-import re
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from everstep.cli.find_job import store_of
+from everstep.cli.find_job import IN_STORE, store_of
 from everstep.cli.run_views import read_workflow, run_folder
 from everstep.errors import BadInput
 from everstep.flags import Flag, add_action
@@ -45,7 +44,7 @@ def _read(flags: Report) -> "Run":
     from everstep.runtime.report import read_job, read_run
     from everstep.runtime.store import open_store
 
-    if store_match := re.fullmatch(r"(.+)/(runs|jobs)/([^/]+)/?", flags.run):
+    if store_match := IN_STORE.fullmatch(flags.run):
         uri, kind, name = store_match.groups()
         store = open_store(uri, read_only=True)
         history = read_run(store, name) if kind == "runs" else read_job(store, name)

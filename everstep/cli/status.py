@@ -6,14 +6,13 @@ through its Workflow. If pods of its steps sit on a dead machine, the status say
 
 import argparse
 import json
-import re
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from everstep.cli.find_job import find, find_on_cluster, read_started, store_of
+from everstep.cli.find_job import IN_STORE, find, find_on_cluster, read_started, store_of
 from everstep.errors import BadInput
 from everstep.flags import Flag, add_action
 
@@ -50,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: Status) -> int:
     """Print the status; returns the exit code. Raises BadInput."""
-    if flags.namespace and "/jobs/" in flags.job:
+    if flags.namespace and _stored_job(flags.job):
         raise BadInput(f"{flags.job} names the job of a store already: leave --namespace out")
     while True:
         status = read_on_cluster(flags.namespace, flags.job) if flags.namespace else read(flags.runs, flags.job)
@@ -68,13 +67,20 @@ def read(runs: Path, name: str) -> dict[str, Any]:
     """The status of a job (`everstep.runtime.job.status`), with its name. Raises BadInput."""
     from everstep.runtime.job.status import job_status
 
-    if stored := re.fullmatch(r"(.+)/jobs/([^/]+)/?", name):
-        _, state = read_started(stored[1], stored[2], name)
-        return {"job": stored[2], **job_status(state)}
+    if stored := _stored_job(name):
+        store, job_name = stored
+        _, state = read_started(store, job_name, name)
+        return {"job": job_name, **job_status(state)}
     job = find(runs, name)
     workflow = json.loads((runs / name.partition("/")[0] / "workflow.json").read_text())
     finished_at = "" if job.state.ended else workflow.get("status", {}).get("finishedAt") or ""
     return {"job": job.job, **job_status(job.state), "runEnded": finished_at}
+
+
+def _stored_job(name: str) -> tuple[str, str] | None:
+    """(Store, job) of STORE/jobs/JOB; None: it is the name of a run."""
+    match = IN_STORE.fullmatch(name)
+    return (match["store"], match["name"]) if match and match["kind"] == "jobs" else None
 
 
 def read_on_cluster(namespace: str, name: str) -> dict[str, Any]:

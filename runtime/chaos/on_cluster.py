@@ -127,17 +127,14 @@ class ClusterInjector:
             raise NotPossibleError(f"the job has its {before} {role} nodes already: raise the role's maxReplicas")
         try:
             await self._scale(name, {**sizes, role: before + 1})
-            await self._wait_for_members(role, before + 1)
+            await self._progress.wait_for_members(role, before + 1, SEEN_S)
         finally:
             await self._api.retry(lambda: self._scale(name, sizes))
-        await self._wait_for_members(role, before)
+        await self._progress.wait_for_members(role, before, SEEN_S)
         return FiredFault(fault.kind, "", moment, f"rounds of {before} -> {before + 1} -> {before} nodes")
 
     async def _scale(self, config_map: str, sizes: Mapping[str, int]) -> None:
         await self._api.patch("configmaps", config_map, {"data": {KEY: format_sizes(sizes)}})
-
-    async def _wait_for_members(self, role: str, nodes: int) -> None:
-        await self._progress.wait(lambda: self._progress.members(role) == nodes, f"{nodes} nodes train", SEEN_S)
 
     async def _mark_machine(self, fault: Fault) -> FiredFault:
         """The machine takes no new pods; a taint evicts those that are there, otherwise the pod is deleted."""

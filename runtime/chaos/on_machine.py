@@ -303,12 +303,12 @@ class MachineInjector:
         before, moment = self._progress.size(role), time.time()
         try:
             await self._scale(role, before + 1)
-            await self._wait_for_members(role, before + 1)
+            await self._progress.wait_for_members(role, before + 1, 2 * SEEN_S)
             newest = self._progress.iteration()
             await self._progress.wait(lambda: self._progress.iteration() > newest + 2, "they have trained", 2 * SEEN_S)
         finally:
             await self._scale_back(role, before)
-        await self._wait_for_members(role, before)
+        await self._progress.wait_for_members(role, before, 2 * SEEN_S)
         return FiredFault(fault.kind, "", moment, f"rounds of {before} -> {before + 1} -> {before} nodes")
 
     async def _scale_back(self, role: str, nodes: int) -> None:
@@ -321,9 +321,6 @@ class MachineInjector:
                 if time.monotonic() > until:
                     raise
             await asyncio.sleep(LOOK_S)
-
-    async def _wait_for_members(self, role: str, nodes: int) -> None:
-        await self._progress.wait(lambda: self._progress.members(role) == nodes, f"{nodes} nodes train", 2 * SEEN_S)
 
     async def _scale(self, role: str, nodes: int) -> None:
         """As a user asks for it. Raises NotFiredError."""

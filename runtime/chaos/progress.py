@@ -93,6 +93,10 @@ class Progress:
         """Until `ready` is true. Raises NotFiredError after `seconds`, or when the job has ended before."""
         await self._wait(ready, what, seconds, lambda: None, f"not within {seconds:.0f} s")
 
+    async def wait_for_members(self, role: str, nodes: int, seconds: float) -> None:
+        """Until the newest round has so many nodes of that role. Raises NotFiredError."""
+        await self.wait(lambda: self.members(role) == nodes, f"{nodes} nodes train", seconds)
+
     async def wait_while_it_goes_on(self, ready: Callable[[], object], what: str, seconds: float) -> None:
         """Until `ready` is true, for as long as the job gets on: its journal grows, or its iterations do.
 

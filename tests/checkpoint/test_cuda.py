@@ -4,8 +4,6 @@
 """
 
 import gc
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +11,7 @@ import torch
 
 from everstep.runtime.checkpoint.shard.layout import read_header
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
+from tests.harness import wait_until
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICE = "cuda"
@@ -45,13 +44,6 @@ def wait_until_registered(checkpointer: Checkpointer) -> None:
     assert checkpointer._overlapped is not None
     for registration in checkpointer._overlapped._registrations.values():
         registration.result()
-
-
-def collect_until(gone: Callable[[], bool]) -> None:
-    """A thread that maps pages ahead may hold a segment for a moment longer than its checkpointer lives."""
-    deadline = time.monotonic() + 30
-    while gc.collect() >= 0 and not gone() and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 def test_a_state_on_the_device_is_saved_after_its_last_step_and_restored_bit_for_bit(node: Any, same: Any) -> None:
@@ -148,5 +140,6 @@ def test_each_slot_is_registered_beside_training_and_from_round_to_round_as_long
     again.close()
     assert [slot.is_pinned() for slot in slots] == [True] * 3
     del again, segment
-    collect_until(lambda: not any(slot.is_pinned() for slot in slots))
+    # A thread that maps pages ahead may hold a segment for a moment longer than its checkpointer lives.
+    wait_until(lambda: gc.collect() >= 0 and not any(slot.is_pinned() for slot in slots), "not pinned")
     assert [slot.is_pinned() for slot in slots] == [False] * 3

@@ -15,6 +15,7 @@ from everstep.runtime.checkpoint.worker import overlapped_saves
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from tests.checkpoint import test_cuda
 from tests.checkpoint.cuda_stand_in import StandIn, stand_in
+from tests.harness import wait_until
 
 ON_A_DEVICE = [test for name, test in vars(test_cuda).items() if name.startswith("test_") and "graph" not in name]
 
@@ -33,7 +34,7 @@ def test_what_a_device_is_tested_with_passes_and_no_thread_makes_a_context_on_an
 ) -> None:
     wanted = {name: request.getfixturevalue(name) for name in ("node", "same") if name in test.__annotations__}
     test(**wanted)
-    test_cuda.collect_until(lambda: not stand.registered)
+    wait_until(lambda: gc.collect() >= 0 and not stand.registered, "unregistered")
     assert stand.contexts == {stand.own}
     assert not stand.registered
 

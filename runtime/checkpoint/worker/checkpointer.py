@@ -29,7 +29,7 @@ from everstep.runtime.checkpoint.shard.segment import Beacon, SegmentFile
 from everstep.runtime.checkpoint.state.flatten import FlatState, Flattener, prepare_state
 from everstep.runtime.checkpoint.state.traversal import pause_gc
 from everstep.runtime.checkpoint.worker.agreement import max_over_ranks, world_size
-from everstep.runtime.checkpoint.worker.overlapped_saves import OverlappedSaves, copies_from, device_of
+from everstep.runtime.checkpoint.worker.overlapped_saves import NOT_KEPT, OverlappedSaves, copies_from, device_of
 from everstep.runtime.checkpoint.worker.staging_interval import StagingInterval
 from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
 from everstep.runtime.net.tls import Credentials
@@ -50,11 +50,6 @@ from everstep.runtime.protocol.worker_link import (
 from everstep.runtime.store import open_store
 from everstep.runtime.watch import in_worker
 from everstep.runtime.watch.board_fields import FETCH, MEMORY
-
-_NOT_KEPT = (
-    "iteration {0} was not kept, as something changed the parameters before its copy had ended; call "
-    "save({0}, state, persist=True) before you change them, which waits for it"
-)
 
 
 class RankState(dict[str, Any]):
@@ -223,7 +218,7 @@ class Checkpointer:
         self._finish_overlapped()
         if self._saved_here and self._overlapped is not None and not self._overlapped.is_kept:
             if world_size() > 1:  # Others may have kept theirs.
-                raise LinkError(_NOT_KEPT.format(self._saved))
+                raise LinkError(NOT_KEPT.format(self._saved))
             self._saved_here = False
         if not self._saved_here or self._link is None:
             self._save(self._saved, state, persist=self._link is None, is_staged=True)

@@ -35,6 +35,10 @@ _CHANGED = (
     "parameters were changed between a save and the optimizer's next step, so that save is not kept; from now on "
     "training waits for the copies of each save (change them before `save`)"
 )
+NOT_KEPT = (
+    "iteration {0} was not kept, as something changed the parameters before its copy had ended; call "
+    "save({0}, state, persist=True) before you change them, which waits for it"
+)
 
 
 def device_of(tree: FlatState) -> torch.device:
