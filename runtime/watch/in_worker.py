@@ -77,6 +77,7 @@ def install(environment: Mapping[str, str]) -> None:
         "torch.optim.optimizer": watch.hook_optimizers,
         "torch.nn.modules.module": watch.hook_modules,
         "torch.serialization": partial(watch.hook_saves, ("save",)),
+        "torch.distributed.checkpoint.state_dict": watch.hook_preparations,
         "torch.distributed.checkpoint.state_dict_saver": partial(watch.hook_saves, ("save", "async_save")),
         "safetensors.torch": partial(watch.hook_saves, ("serialize_file",)),  # All that it saves goes through it.
         "torch.utils.data.dataloader": watch.hook_loaders,
@@ -98,6 +99,11 @@ def begin_round(environment: Mapping[str, str]) -> None:
 def doing(phase: str) -> AbstractContextManager[None]:
     """Meanwhile this worker is in that phase."""
     return _watch.doing(phase) if _watch is not None else nullcontext()
+
+
+def preparing() -> AbstractContextManager[None]:
+    """What optimizers step meanwhile is no iteration: their state is made before the first one."""
+    return _watch.preparing() if _watch is not None else nullcontext()
 
 
 def note_staging(seconds: float) -> None:
@@ -137,6 +143,7 @@ class _Watch:
         self._phase, self._phase_began = "", 0.0
         self._counts = (0, 0)
         self._sampler: threading.Thread | None = None
+        self._prepares = False
         self.is_child = False
         self.answers: Any = None
 
@@ -165,7 +172,9 @@ class _Watch:
 
     def _after_step(self, optimizer: Any, *_: object) -> None:
         """Short for the same reason as `BoardWriter.finish_iteration`."""
-        if self.is_child or (id(optimizer) != self._optimizer and not self._begin_counting(optimizer)):
+        if self.is_child or self._prepares:
+            return
+        if id(optimizer) != self._optimizer and not self._begin_counting(optimizer):
             return
         now = time.perf_counter()
         seconds, self._ended_at = (now - self._ended_at if self._ended_at else 0.0), now
@@ -199,6 +208,17 @@ class _Watch:
 
         watched_train.__doc__ = train.__doc__
         module.Module.train = watched_train
+
+    def hook_preparations(self, module: Any) -> None:
+        """torch makes an optimizer's state by a step, to load a checkpoint into it."""
+        prepare = module._init_optim_state
+
+        @wraps(prepare)
+        def unseen_prepare(*arguments: Any, **more: Any) -> Any:
+            with self.preparing():
+                return prepare(*arguments, **more)
+
+        module._init_optim_state = unseen_prepare
 
     def hook_saves(self, names: Sequence[str], module: Any) -> None:
         """`names`: its functions that save; the package above it may have them, too."""
@@ -250,6 +270,14 @@ class _Watch:
             yield
         finally:
             self.set_phase(before)
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        before, self._prepares = self._prepares, True
+        try:
+            yield
+        finally:
+            self._prepares = before
 
     @contextmanager
     def _sampling_afterwards(self) -> Iterator[None]:

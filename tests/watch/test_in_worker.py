@@ -13,11 +13,13 @@ from everstep.runtime.watch.find_workers import local_workers
 from tests.forks import Forks
 
 TRAINS = """
-import os, sys, threading, time
+import copy, os, sys, threading, time
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from everstep.runtime.checkpoint.state.stateful import prepare_optimizer
 from everstep.runtime.watch import in_worker
 from everstep.runtime.watch.board import read_board
 from pathlib import Path
@@ -108,6 +110,17 @@ os.environ.update(EVERSTEP_ROUND="5")
 in_worker.begin_round(os.environ)
 adam.step()
 assert (shown().iteration, shown().earlier, shown().number) == (1, 5, 6), "Adam's state counts its steps"
+saved = get_optimizer_state_dict(model, adam)
+for prepare in (lambda new: None, lambda new: prepare_optimizer(new, "optimizer")):
+    in_worker.begin_round(os.environ)
+    adam = torch.optim.AdamW(model.parameters())
+    model.zero_grad()
+    prepare(adam)
+    set_optimizer_state_dict(model, adam, copy.deepcopy(saved))
+    assert shown().iteration == 0, "a step that makes the state for a restore is no iteration"
+    model(torch.ones(2, 4)).sum().backward()
+    adam.step()
+    assert (shown().iteration, shown().earlier, shown().number) == (1, 6, 7), shown()
 """
 
 

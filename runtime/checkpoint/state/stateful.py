@@ -11,6 +11,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from everstep.runtime.checkpoint.errors import StateError
+from everstep.runtime.watch import in_worker
 
 
 @runtime_checkable
@@ -53,7 +54,8 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer, path: str) -> None:
         return
     _check_starts_from_zero(optimizer, path)
     groups = [[(p, _stand_in(p)) for p in parameters] for parameters in own_groups]
-    with _swap_parameters(optimizer, [[stand_in for _, stand_in in pairs] for pairs in groups]):
+    stand_ins = [[stand_in for _, stand_in in pairs] for pairs in groups]
+    with in_worker.preparing(), _swap_parameters(optimizer, stand_ins):
         type(optimizer).step(optimizer)
     for parameter, stand_in in (pair for pairs in groups for pair in pairs):
         if (optimizer_entry := optimizer.state.pop(stand_in, None)) is not None:
