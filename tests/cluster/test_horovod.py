@@ -24,14 +24,14 @@ from tests.cluster.processes import ClusterError
 from tests.cluster.room import SLOT, room
 from tests.cluster.trainings import PATIENCE_S, Training
 from tests.convert.stand_ins import JOBS
-from tests.frameworks.horovod_losses import SCRIPT, losses_alone, losses_in
+from tests.frameworks.horovod_losses import SCRIPT, end_soon, losses_alone, losses_in
 from tests.frameworks.test_horovod import python
 from tests.harness import wait_until
 
 __all__ = ["python"]
 
-ITERATIONS, SECONDS = 400, 1.0
-"""And how long each takes, until there is a file `hurry`."""
+ITERATIONS, SECONDS = 10_000, 1.0
+"""More than there will be, and how long each takes until it is said which is the last."""
 SIZES = {"replicas: 3": "replicas: 2", "maxReplicas: 5": "maxReplicas: 2", "-np 3": "-np 2", "--max-np=5": "--max-np=2"}
 USER = "somebody:x:1000:1000::/tmp:/bin/sh\n"
 """The pods' user in /etc/passwd."""
@@ -115,13 +115,13 @@ def test_a_converted_job_trains_by_ssh_between_pods_and_goes_on_with_the_same_lo
     assert len(machines) == NODES
     faults.pod_deleted(job)
     done = trains(job, 1, done)
-    trains(job, 2, done)
+    done = trains(job, 2, done)
     assert lost_nodes(job.records()) == {"trainer-1-0"}
-    (tmp_path / "hurry").touch()
+    last = end_soon(tmp_path, done)
     assert job.finish() == "Succeeded", job.last_words()
     losses = losses_in(said(job, "launcher"))
-    assert sorted(losses) == list(range(1, ITERATIONS + 1))
-    assert [loss for _, loss in losses.values()] == pytest.approx(losses_alone(python, ITERATIONS), rel=1e-3)
+    assert sorted(losses) == list(range(1, last + 1))
+    assert [loss for _, loss in losses.values()] == pytest.approx(losses_alone(python, last), rel=1e-3)
     secret = job.cluster.kubectl.get("secret", token_secret(job.job))
     assert secret
     token = base64.b64decode(secret["data"][TOKEN_KEY]).decode()

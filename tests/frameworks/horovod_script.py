@@ -1,6 +1,7 @@
 """A training with Horovod's elastic state, as its documentation writes one: `horovod_script.py ITERATIONS SECONDS`.
 
-Each iteration takes so many seconds more, until there is a file `hurry`.
+Each iteration takes so many seconds more. A file `last` has the number of the last iteration, and ends the waiting: it is
+far enough ahead for all ranks to read it before they are there.
 """
 
 import sys
@@ -14,10 +15,16 @@ BATCH, FEATURES = 12, 8
 """BATCH is a multiple of any number of ranks up to 4."""
 
 
+def last_iteration() -> int:
+    """What the file says; 0: there is none."""
+    file = Path("last")
+    return int(file.read_text()) if file.exists() else 0
+
+
 @hvd.elastic.run
 def train(state: hvd.elastic.TorchState, iterations: int, seconds: float) -> None:
     """From the state's iteration to the last one, with as many ranks as there are."""
-    while state.iteration < iterations:
+    while state.iteration < ((last := last_iteration()) or iterations):
         generator = torch.Generator().manual_seed(state.iteration)
         features = torch.randn(BATCH, FEATURES, generator=generator)[hvd.rank() :: hvd.size()]
         labels = torch.sin(features.sum(dim=1, keepdim=True))
@@ -29,7 +36,7 @@ def train(state: hvd.elastic.TorchState, iterations: int, seconds: float) -> Non
         state.optimizer.step()
         total = float(hvd.allreduce(loss.detach(), op=hvd.Sum))
         state.iteration += 1
-        time.sleep(0 if Path("hurry").exists() else seconds)
+        time.sleep(0 if last else seconds)
         if hvd.rank() == 0:
             print(f"iteration {state.iteration} ranks {hvd.size()} loss {total:.6f}", flush=True)
         state.commit()
