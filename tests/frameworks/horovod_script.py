@@ -1,7 +1,7 @@
 """A training with Horovod's elastic state, as its documentation writes one: `horovod_script.py ITERATIONS SECONDS`.
 
-Each iteration takes so many seconds more. A file `last` has the number of the last iteration, and ends the waiting: it is
-far enough ahead for all ranks to read it before they are there.
+Each iteration takes so many seconds more. A file `last` has the number of the last iteration, and ends the waiting: it
+is far enough ahead for all ranks to read it before they are there.
 """
 
 import sys
