@@ -37,7 +37,7 @@ TOKEN = "only nodes of this job know this"
 KEEP = [sys.executable, "-m", "everstep.keep_running"]
 SERVER = [*KEEP, sys.executable, "-m", "everstep.ssh_server"]
 LAUNCH = f"""
-export PATH=$EVERSTEP_SSH:$1:$PATH HOROVOD_GLOO_TIMEOUT_SECONDS=20
+export PATH=$EVERSTEP_SSH:$1:$PATH HOROVOD_GLOO_TIMEOUT_SECONDS=60
 exec horovodrun -np 2 --min-np 1 --max-np 4 --host-discovery-script $EVERSTEP_DISCOVERY_SCRIPT \\
     --network-interfaces {INTERFACE} --verbose python -u "$2" "$3" "$4"
 """
