@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
@@ -39,10 +39,13 @@ from everstep.process_group import leave
 from everstep.rehearsal import rehearse
 from everstep.runtime.checkpoint.shard import copy_to_slot
 from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.job.error_kinds import Hope, evidence_line, kind_of
 from everstep.runtime.protocol.survivor_link import (
     SPARE_VARIABLE,
+    Failed,
     LastIteration,
     Left,
+    LostConnection,
     NextRound,
     RoundEnded,
     Seated,
@@ -62,11 +65,12 @@ _KNOCK_EVERY_S = 0.02
 _LOOK_EVERY_S = 0.25
 _RAISE_AGAIN_S = 0.5
 """Time for `finally` blocks, before an interruption that somebody has swallowed is repeated."""
+_GRACE_S = 0.5
+"""Within this time after a connection to another rank has failed the agent mostly says that a rank was lost."""
 _SILENCE_S = 45.0
-"""Within this time the agent says that a peer was lost with its whole machine, which the others' communicators see at
-once."""
+"""So long the agent, once it was told of a failed connection, may take to end the round: its master may be away."""
 _PEER_LOST_S = 5.0
-"""A lost connection to a peer is followed by the agent's word within this time, or is this worker's own error."""
+"""Another error that may follow from the end of a rank is this worker's own if the round does not end so soon."""
 _TRIM_EVERY = 10
 """Rounds. Returning free memory costs some milliseconds, and what the next round uses of it costs as much again."""
 _WATCHDOG = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
@@ -142,6 +146,8 @@ class _Rounds:
         except BaseException as error:
             self._inside = False
             if not self._is_round_over(error):
+                with suppress(OSError):
+                    self._link.send(Failed(self._round))
                 raise
             _release_frames(error)
             return False
@@ -202,7 +208,17 @@ class _Rounds:
     def _is_round_over(self, error: BaseException) -> bool:
         if self._over.is_set() or isinstance(error, RoundOver):
             return True
-        return _is_peer_lost(error) and round_ends.wait(_PEER_LOST_S)
+        if lost := _lost_connection(error):
+            return self._ends_without(lost, self._round)
+        return _may_follow(error) and round_ends.wait(_PEER_LOST_S)
+
+    def _ends_without(self, connection: str, round_: int) -> bool:
+        """Whether the round ends, as a connection has failed with this error: of itself, or because the agent is told."""
+        if round_ends.wait(_GRACE_S):
+            return True
+        with suppress(OSError):
+            self._link.send(LostConnection(round_, connection))
+        return round_ends.wait(_SILENCE_S)
 
     def _listen(self) -> None:
         """In a thread."""
@@ -233,11 +249,14 @@ class _Rounds:
         self._seats.put(None)
 
     def _watch_communicators(self) -> None:
-        """In a thread. A communicator's error, without a peer's end, is this worker's own: the process ends, as nothing
-        else would end its collective (`_ON_ERRORS`)."""
+        """In a thread. If a communicator has an error and nobody ends the round, the process ends: nothing else would
+        end its collective (`_ON_ERRORS`)."""
         while True:
             time.sleep(_LOOK_EVERY_S)
-            if self._inside and (error := communicator_error()) and not round_ends.wait(_SILENCE_S) and self._inside:
+            round_ = self._round
+            if not self._inside or not (error := communicator_error()) or self._ends_without(error, round_):
+                continue
+            if self._inside and self._round == round_:
                 print(f"everstep: {error}: this worker ends, as its collectives will not", file=sys.stderr)
                 exit_now(ExitCode.FAILED)
 
@@ -274,18 +293,44 @@ def _has_to_finish(frame: FrameType | None) -> bool:
     return False
 
 
-def _is_peer_lost(error: BaseException | None) -> bool:
-    """Whether the error may come from the end of a peer or of the round."""
+def _lost_connection(error: BaseException) -> str:
+    """The line which says that a collective's connection to another rank has failed; empty: none did."""
+    for each in _chain(error):
+        text = _as_text(each)
+        if _is_collectives(each) and kind_of(text, ExitCode.FAILED).is_network:
+            return evidence_line(text)
+    return ""
+
+
+def _may_follow(error: BaseException) -> bool:
+    """Whether the error may come from the end of another rank or of the round, and is not known to come again."""
+    from_collectives = [each for each in _chain(error) if _is_collectives(each)]
+    if any(kind_of(_as_text(each), ExitCode.FAILED).hope is Hope.NO for each in from_collectives):
+        return False
+    return bool(from_collectives) or any(
+        isinstance(each, ConnectionError) or (isinstance(each, RuntimeError) and "Connection" in str(each))
+        for each in _chain(error)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those from which it follows."""
     errors_visited = set[int]()
     while error is not None and id(error) not in errors_visited:
+        yield error
         errors_visited.add(id(error))
-        text = str(error)
-        if isinstance(error, ConnectionError | dist.DistError) or (
-            isinstance(error, RuntimeError) and any(word in text for word in ("gloo", "NCCL", "Connection"))
-        ):
-            return True
         error = error.__cause__ or error.__context__
-    return False
+
+
+def _is_collectives(error: BaseException) -> bool:
+    """Whether it looks as if torch's collectives or its store had raised it."""
+    is_named = isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL"))
+    return is_named or isinstance(error, dist.DistError)
+
+
+def _as_text(error: BaseException) -> str:
+    """As Python prints its last lines."""
+    return f"{type(error).__name__}: {error}"
 
 
 def _release_frames(error: BaseException | None) -> None:

@@ -21,6 +21,7 @@ from everstep.runtime.net.tls import mismatch_reason
 from everstep.runtime.protocol.messages import (
     Ack,
     Directive,
+    Disconnected,
     Dumped,
     Evidence,
     Finished,
@@ -149,6 +150,10 @@ class MasterClient:
         """Report a worker's death; returns once the master has journaled it. Each attempt calls `message` again, as it
         says how long ago the death was."""
         await self._post("fault", message, Ack, REPORT_TIMEOUT_S)
+
+    async def report_disconnected(self, message: Disconnected) -> None:
+        """Returns once the master has acknowledged it."""
+        await self._post("disconnected", message, Ack, REPORT_TIMEOUT_S)
 
     async def report_finished(self, message: Finished) -> None:
         """Returns once the master has acknowledged it."""

@@ -10,6 +10,7 @@ from everstep.runtime.agent.client import MasterClient
 from everstep.runtime.agent.master_dialogue import fault_message
 from everstep.runtime.agent.progress_monitor import ProgressMonitor
 from everstep.runtime.agent.worker_ends import WorkerEnd
+from everstep.runtime.protocol.messages import Disconnected
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.system.kernel_log import KernelLog
 from everstep.runtime.system.oom import OomCounter, own_counter_path
@@ -48,7 +49,7 @@ class FaultReports:
 
     async def report(self, seat: Seat, end: WorkerEnd, failed: frozenset[int]) -> None:
         """Report the end that broke the round; `failed`: all local ranks that failed by themselves."""
-        iteration = max(self._progress.iteration(end.local_rank), self._iterations.get(end.local_rank, 0))
+        iteration = self._iteration(end.local_rank)
         rank = seat.first_rank + end.local_rank
         oom = end.exit_code == -signal.SIGKILL and self._oom.rose_since_last_call()
         why = ", out of memory" if oom else ""
@@ -61,6 +62,16 @@ class FaultReports:
         self.is_reporting = True
         await self._client.report_fault(lambda: msgspec.structs.replace(report, ago_s=max(time.time() - died_at, 0.0)))
         self.is_reporting = False
+
+    async def report_disconnected(self, seat: Seat, local_rank: int, error: str) -> None:
+        """Report that a worker, which lives, has lost its connection to another rank."""
+        rank = seat.first_rank + local_rank
+        self._say(f"round {seat.round}: rank {rank} lost its connection to another rank: {error}")
+        iteration = self._iteration(local_rank)
+        await self._client.report_disconnected(Disconnected(self._node, seat.round, rank, iteration, error))
+
+    def _iteration(self, local_rank: int) -> int:
+        return max(self._progress.iteration(local_rank), self._iterations.get(local_rank, 0))
 
     def close(self) -> None:
         """Close the kernel's log."""

@@ -79,6 +79,7 @@ class AgentLifecycle:
         self._workers = Workers(
             settings.command, settings.preload, self._events.put, settings.python, dependencies.on_start,
             dependencies.note, must_be_gone=must_be_gone(settings, os.environ), first_server=dependencies.fork_server,
+            on_disconnected=self._on_disconnected,
         )  # fmt: skip
         self._reports = KeeperReports(
             settings.node, client, self._background, lambda: self._link.seat, self._run_in_thread, dependencies
@@ -382,6 +383,10 @@ class AgentLifecycle:
             self._reports.evidence.doubt_unless_sound(self._link.seat, report)
             self._sender.add_iteration(self._link.seat, local_rank, report)
             self._sender.add_interval(self._link.seat, report.iteration, *self.keeper.interval())
+
+    def _on_disconnected(self, round_: int, local_rank: int, error: str) -> None:
+        if (seat := self._link.seat) is not None and seat.round == round_:
+            self._background.start(self._faults.report_disconnected(seat, local_rank, error))
 
     def _on_fetched(self, local_rank: int, fetch_reply: msgspec.Struct) -> None:
         if self._link.seat is not None and isinstance(fetch_reply, Fetched) and fetch_reply.iteration:

@@ -16,9 +16,11 @@ import msgspec
 from everstep.runtime.protocol.messages import FINISH_S
 from everstep.runtime.protocol.survivor_link import (
     LARGEST_PACKET,
+    Failed,
     FromAgent,
     LastIteration,
     Left,
+    LostConnection,
     NextRound,
     Rehearsed,
     RoundEnded,
@@ -40,6 +42,8 @@ class _Survivor:
     """0 until it has said who it is."""
     round: int = 0
     """The newest round that it has a seat in."""
+    has_failed: bool = False
+    """Its process ends, by an error of its own."""
     free_for_seat: asyncio.Event = field(default_factory=asyncio.Event)
     """It has left that round, or is a spare that has rehearsed. Set when it is gone, too: nobody waits for it then."""
 
@@ -50,11 +54,18 @@ class Survivors:
     Invariant: a worker is seated again only if it has said that it left the round before.
     """
 
-    def __init__(self, on_seated: Callable[[int], None], on_rehearsed: Callable[[int, Rehearsed], None]) -> None:
-        """`on_seated` gets the pid of a worker that has taken its seat, `on_rehearsed` that of a spare."""
+    def __init__(
+        self,
+        on_seated: Callable[[int], None],
+        on_rehearsed: Callable[[int, Rehearsed], None],
+        on_disconnected: Callable[[int, LostConnection], None],
+    ) -> None:
+        """`on_seated` gets the pid of a worker that has taken its seat, `on_rehearsed` that of a spare,
+        `on_disconnected` that of a worker that has lost its connection to another."""
         self._loop = asyncio.get_running_loop()
         self._on_seated = on_seated
         self._on_rehearsed = on_rehearsed
+        self._on_disconnected = on_disconnected
         self._listener: socket.socket | None = None
         self._channels: dict[int, _Survivor] = {}
         """By file descriptor."""
@@ -79,6 +90,10 @@ class Survivors:
     def any_in(self, round_: int) -> bool:
         """Has a worker of this round asked to survive?"""
         return any(survivor.pid and survivor.round == round_ for survivor in self._channels.values())
+
+    def has_failed(self, pid: int) -> bool:
+        """Has this worker said that it ends by an error of its own?"""
+        return any(survivor.pid == pid and survivor.has_failed for survivor in self._channels.values())
 
     async def end_iteration(self, round_: int, pace_s: float) -> None:
         """Tell the survivors of this round to leave it after their iteration, and wait until they have, or should have.
@@ -148,6 +163,10 @@ class Survivors:
             case Rehearsed() if not survivor.round:
                 survivor.free_for_seat.set()
                 self._on_rehearsed(survivor.pid, message)
+            case LostConnection(round_) if round_ == survivor.round:
+                self._on_disconnected(survivor.pid, message)
+            case Failed():
+                survivor.has_failed = True
             case Seated():
                 self._on_seated(survivor.pid)
             case None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from everstep.runtime.agent.beside import Beside
 from everstep.runtime.agent.fork_servers import ForkServers
 from everstep.runtime.agent.forkserver_client import Exited, Forked, ForkServer, ForkServerLost, Spawn
@@ -23,7 +25,7 @@ from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.spares import Spare, Spares
 from everstep.runtime.agent.survivors import Survivors
 from everstep.runtime.agent.worker_ends import WorkerEnd, end_of, has_own_error
-from everstep.runtime.protocol.survivor_link import LEAVE_S, NextRound, Rehearsed
+from everstep.runtime.protocol.survivor_link import LEAVE_S, LostConnection, NextRound, Rehearsed
 from everstep.runtime.system import life_line
 from everstep.runtime.system.processes import start_time
 
@@ -47,6 +49,8 @@ class _Worker:
     traceback: Path
     last_output: Output | Pipe | None = None
     """Of the round before, until the worker writes to the new one."""
+    has_failed: bool = False
+    """It had an error of its own, and was killed because it did not end: it counts as ended by that error."""
     dead: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -71,13 +75,16 @@ class Workers:
         note: Callable[[str], None] = lambda line: None,
         must_be_gone: bool = False,
         first_server: ForkServerProcess | None = None,
+        on_disconnected: Callable[[int, int, str], None] = lambda round_, local_rank, error: None,
     ) -> None:
         """`python` runs the script where forking is unsafe; `on_start` gets each worker's local rank and pid; `note`
         gets lines for the log. `must_be_gone`: nobody takes a dead worker's seat before the kernel has
-        freed what it had. `first_server`: was started for this command and preloads; None: nothing was started yet."""
+        freed what it had. `first_server`: was started for this command and preloads; None: nothing was started yet.
+        `on_disconnected` gets round, local rank and error of a worker that lost its connection to another rank."""
         self._command = tuple(command)
         self._on_end = on_end
         self._on_start = on_start
+        self._on_disconnected = on_disconnected
         self._servers = ForkServers(
             self._command, preload, python, first_server, self._on_forked, self._on_exited, self._on_lost
         )
@@ -86,7 +93,7 @@ class Workers:
         """Those that run no more, and whose memory has to be free before another takes their seat."""
         self._last = 0
         self.beside = Beside(self._next_number, lambda: self._server)
-        self._survivors = Survivors(self._on_seated, self._on_rehearsed)
+        self._survivors = Survivors(self._on_seated, self._on_rehearsed, self._on_lost_connection)
         self.spares = Spares(note)
         self._must_be_gone = must_be_gone
         self._folder: Path | None = None
@@ -242,15 +249,24 @@ class Workers:
     async def wait_for_exits(self) -> None:
         """Wait until `on_end` was called for every worker that is dead by now: the fork server may be slower than the
         master. Also for one that has printed an error of its own, which may be why the round is over: Python takes some
-        time to end, and closes the connections first."""
-        pids = self.pids()
-        for worker in list(self._running.values()):
-            if (pid := pids.get(worker.local_rank)) and start_time(pid) is None:
+        time to end, and closes the connections first. If it has not ended after LEAVE_S, it is killed."""
+        ending = dict[int, _Worker]()
+        for number, worker in list(self._running.items()):
+            pid = self._pid(number)
+            if pid and start_time(pid) is None:
                 await worker.dead.wait()
-            elif has_own_error(worker.traceback):
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LEAVE_S):
-                        await worker.dead.wait()
+            elif self._survivors.has_failed(pid) or has_own_error(worker.traceback):
+                ending[number] = worker
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                for worker in ending.values():
+                    await worker.dead.wait()
+        late = {number: worker for number, worker in ending.items() if not worker.dead.is_set()}
+        for worker in late.values():
+            worker.has_failed = True
+        self._kill(late)
+        for worker in ending.values():
+            await worker.dead.wait()
 
     def failing(self) -> frozenset[int]:
         """The local ranks that have printed an error of their own and have not ended yet."""
@@ -302,6 +318,11 @@ class Workers:
                 worker.last_output = None
                 self._on_start(worker.local_rank, pid)
 
+    def _on_lost_connection(self, pid: int, message: LostConnection) -> None:
+        for number, worker in self._running.items():
+            if self._pid(number) == pid:
+                self._on_disconnected(message.round, worker.local_rank, message.error)
+
     def _on_rehearsed(self, pid: int, message: Rehearsed) -> None:
         for number in self.spares.numbers():
             if self._pid(number) == pid:
@@ -335,6 +356,8 @@ class Workers:
         if worker.last_output is not None:
             worker.last_output.close()
         worker.output.close()
+        if worker.has_failed and exited.exit_code == -signal.SIGKILL:
+            exited = msgspec.structs.replace(exited, exit_code=1)
         self._on_end(end_of(exited, worker.round, worker.local_rank, worker.output, worker.traceback))
 
     def _on_lost(self) -> None:

@@ -35,6 +35,8 @@ class ErrorKind:
     """As in subprocess: negative for a signal."""
     is_echo: bool = False
     """It follows from the end of another process, which is the cause."""
+    is_network: bool = False
+    """Where no process has ended, the network between the ranks has failed."""
 
     def matches(self, error: str, exit_code: int) -> bool:
         """Is this the end of such a process?"""
@@ -74,6 +76,9 @@ TABLE = (
               "they called different ones, or with different shapes: compare what each rank does at that line",
               r"distributed collective mismatch|Detected mismatch between collectives|"
               r"Mismatch between collective operation types"),
+    ErrorKind("NCCL was called wrongly", Hope.NO,
+              "read what it says with NCCL_DEBUG=WARN; mostly two ranks use one device, or a tensor is on another one",
+              r"ncclInvalidUsage|ncclInvalidArgument"),
     ErrorKind("a collective timed out", Hope.PERHAPS,
               "a rank did not join it: find the rank that is out of step in the stacks (everstep stacks)",
               r"Watchdog caught collective operation timeout|Timed out waiting \d+ms for (recv|send)|"
@@ -85,11 +90,12 @@ TABLE = (
               r"Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused|"
               r"NCCL communicator was aborted|ncclRemoteError|remote process exited or there was a network error|"
               r"socketProgress: Connection closed|Socket closed|recvValueWithTimeout|DistNetworkError|"
-              r"errors_impl\.(Unavailable|Aborted)Error",
-              is_echo=True),
+              r"errors_impl\.(Unavailable|Aborted)Error|"
+              r"gloo[^\n]*(Connection timed out|No route to host|Network is (unreachable|down))",
+              is_echo=True, is_network=True),
     ErrorKind("NCCL could not connect the ranks", Hope.PERHAPS,
               "read what it says with NCCL_DEBUG=WARN; NCCL_SOCKET_IFNAME names the network that it shall use",
-              r"ncclSystemError|ncclInternalError|Bootstrap : no socket interface found"),
+              r"ncclSystemError|ncclInternalError|Bootstrap : no socket interface found", is_network=True),
     ErrorKind("the loss is not a number", Hope.PERHAPS,
               "lower the learning rate, clip gradients, check the data of that iteration",
               r"(?i)\bloss\b[^\n]{0,60}\b(is|was|=|became)\s*-?(nan|inf)\b|contains? (nan|inf)|returned nan values|"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from everstep.runtime.job.checkpoints import Stored
 from everstep.runtime.protocol.holdings import Refusal
 from everstep.runtime.protocol.messages import (
+    Disconnected,
     Dumped,
     Evidence,
     Finished,
@@ -66,6 +67,13 @@ class WorkerExited:
     """An agent reports a worker's death."""
 
     exit: WorkerExit
+
+
+@dataclass(frozen=True)
+class RankDisconnected:
+    """An agent reports that a worker, which lives, has lost its connection to another."""
+
+    disconnected: Disconnected
 
 
 @dataclass(frozen=True)
@@ -181,6 +189,7 @@ Event = (
     | Joined
     | HeartbeatSeen
     | WorkerExited
+    | RankDisconnected
     | NodeFinishedRound
     | ShardStored
     | RestoreFailed

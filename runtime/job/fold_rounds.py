@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from everstep.runtime.job import data_queues
 from everstep.runtime.job.nodes import NodePhase, NodeState, UnlistedTransition, node_after
 from everstep.runtime.job.peers import copy_keepers
-from everstep.runtime.job.reasons import Reason
+from everstep.runtime.job.reasons import UNEXPLAINED, Reason
 from everstep.runtime.job.records import (
     CheckOver,
     CheckRequested,
@@ -110,7 +110,7 @@ def _apply_round_broken(state: State, record: RoundBroken) -> State:
     start = restore.iteration if restore else 0
     stalled = state.stalled + (record.reason not in _FAULTLESS)
     # Members stop their workers one after the other: workers of the others die of the broken connection first.
-    echoes = () if record.reason is Reason.USER_ERROR else (record.round,)
+    echoes = () if record.reason in UNEXPLAINED else (record.round,)
     nodes = [
         node_after(node, record, record.detail, record.round)
         for leaving in (False, True)

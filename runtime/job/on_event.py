@@ -19,6 +19,7 @@ from everstep.runtime.job.events import (
     NodeFinishedRound,
     NodeGone,
     Opened,
+    RankDisconnected,
     ScaleRequested,
     StacksDumped,
     StopRequested,
@@ -167,6 +168,18 @@ def _on_worker_exited(tx: Transaction, event: WorkerExited) -> None:
         tx.judge_fault(node, reason, report.exit_code, current)
 
 
+def _on_rank_disconnected(tx: Transaction, event: RankDisconnected) -> None:
+    """End the round without a fault: who is to blame, if anybody, is told by another message, perhaps later."""
+    report = event.disconnected
+    node = tx.require_node(report.node)
+    tx.mark_alive(report.node)
+    if report.round != round_number(tx.state) or node.phase is not P.RUNNING or tx.state.phase is not JobPhase.RUNNING:
+        return
+    tx.liveness.record_iteration(report.node, report.iteration)
+    who = f"rank {report.rank} on {report.node}"
+    tx.break_round(Reason.DISCONNECTED, f"{who} lost its connection to another rank: {report.error[:1000]}")
+
+
 def _on_node_finished(tx: Transaction, event: NodeFinishedRound) -> None:
     report = event.finished
     node = tx.require_node(report.node)
@@ -268,6 +281,7 @@ _HANDLERS: dict[type, Callable[[Transaction, Any], None]] = {
     Joined: _on_joined,
     HeartbeatSeen: _on_heartbeat,
     WorkerExited: _on_worker_exited,
+    RankDisconnected: _on_rank_disconnected,
     NodeFinishedRound: _on_node_finished,
     EvidenceGiven: handle_evidence,
     **STORED_HANDLERS,

@@ -20,6 +20,7 @@ class Reason(StrEnum):
     SUSPECTED = "silent to its neighbours"
     STRAGGLER = "straggler"
     HANG = "hang"
+    DISCONNECTED = "connections failed"
     PREEMPTED = "preempted"
     REJOINED = "joined again"
     RESTARTED = "restarted with another"
@@ -29,6 +30,8 @@ class Reason(StrEnum):
 
 CALM = (Reason.GROW, Reason.SCALED)
 """A round that ends for these has lost no rank."""
+UNEXPLAINED = (Reason.USER_ERROR, Reason.DISCONNECTED)
+"""A round that ends for these may have a cause that is told later: the end of another rank, or of a node."""
 
 
 class Decision(StrEnum):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from everstep.runtime.job import escalation, fault_policy, replicas, restore, rounds, termination
 from everstep.runtime.job.nodes import NodePhase, NodeState
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.reasons import JobResult, Reason
+from everstep.runtime.job.reasons import UNEXPLAINED, JobResult, Reason
 from everstep.runtime.job.records import (
     CheckOver,
     CheckRequested,
@@ -271,13 +271,14 @@ def _regroup(tx: Transaction) -> rounds.Verdict:
 def _request_check(tx: Transaction) -> bool:
     """Have the last round's nodes test themselves if hardware may be why it ended. Returns whether it told them now.
 
-    An error that echoes a kill or a loss asks for none: by now all members have reported what happened.
+    An error or a failed connection that follows from a kill or a loss asks for none: by now all members have reported
+    what happened. Nor does a round after which the job ends.
     """
     state, number = tx.state, round_number(tx.state)
     if not tx.spec.patience.check_s or state.check_round >= number or state.broken is None:
         return False
-    is_echo = state.broken is Reason.USER_ERROR and number in state.excused
-    if is_echo or not fault_policy.may_be_hardware(state.broken):
+    is_echo = state.broken in UNEXPLAINED and number in state.excused
+    if is_echo or termination.has_stalled(state, tx.spec) or not fault_policy.may_be_hardware(state.broken):
         return False
     if not any(node.round == number for node in _waiting_nodes(state)):
         return False

@@ -104,10 +104,15 @@ def end_by_error_limits(state: State, spec: JobSpec, all_back: bool) -> End | No
             f"{limit_hit.why}{escalation.obstacle(limit_hit, state, spec) or ''}: rank {last.rank}, {_last_line(last)}"
         )
         return End(JobResult.FAILED, why, last.error, 1)
-    if spec.patience.no_progress and state.stalled >= spec.patience.no_progress:
+    if has_stalled(state, spec):
         why = f"{state.stalled} rounds in a row ended without a new iteration; the last one: {state.reason}"
         return End(JobResult.FAILED, why, _newest_error(state), 1)
     return None
+
+
+def has_stalled(state: State, spec: JobSpec) -> bool:
+    """Whether as many rounds in a row as may have ended by a fault without a new iteration."""
+    return 0 < spec.patience.no_progress <= state.stalled
 
 
 def end_without_readable_checkpoint(state: State) -> End | None:

@@ -113,9 +113,11 @@ class Transaction:
         )
         if self.state.phase is JobPhase.ENDED:
             return
-        number = 0
+        current = round_number(self.state)
+        is_why = node.phase is NodePhase.REJOINING and self.state.broken is Reason.DISCONNECTED
+        number = current if is_why and node.round == current else 0
         if node.phase is NodePhase.RUNNING and self.state.phase is JobPhase.RUNNING:
-            number = round_number(self.state)
+            number = current
             why = node.leaving_because or reason
             self.break_round(why, f"{name}: {why.value}" + (f" ({detail})" if detail else ""), name)
         if node.phase in LIVE and node.phase is not NodePhase.FINISHED and not node.is_leaving:

@@ -1,7 +1,7 @@
 """The master's HTTP API, independent of the server: method, path, headers and body in; status and JSON out.
 
-POST /v1/join, /v1/heartbeat, /v1/fault, /v1/finished, /v1/persisted, /v1/evidence, /v1/unrestored, /v1/leaving,
-/v1/dumped, /v1/tested, /v1/shard, /v1/scale; GET /v1/alive, /v1/status, /v1/training/<role>, /v1/nodes,
+POST /v1/join, /v1/heartbeat, /v1/fault, /v1/disconnected, /v1/finished, /v1/persisted, /v1/evidence, /v1/unrestored,
+/v1/leaving, /v1/dumped, /v1/tested, /v1/shard, /v1/scale; GET /v1/alive, /v1/status, /v1/training/<role>, /v1/nodes,
 /v1/rounds/<n>, /metrics. The answers of the last three grow with the job.
 200 an answer, 204 a long poll that ended without one, 400 an invalid body (names the field), 401 a wrong token, 404 no
 such path, 409 the node is not part of this job and must end. Agents name their job in the header `Everstep-Job`, so an
@@ -24,6 +24,7 @@ from everstep.runtime.job.events import (
     LeaveAnnounced,
     NodeChecked,
     NodeFinishedRound,
+    RankDisconnected,
     ScaleRequested,
     ShardStored,
     StacksDumped,
@@ -43,6 +44,7 @@ from everstep.runtime.protocol.messages import (
     MASTER_NAME,
     Ack,
     Action,
+    Disconnected,
     Dumped,
     Evidence,
     Finished,
@@ -94,6 +96,7 @@ class Endpoints:
             "/v1/join": self._post_join,
             "/v1/heartbeat": self._post_heartbeat,
             "/v1/fault": self._post_fault,
+            "/v1/disconnected": self._post_disconnected,
             "/v1/finished": self._post_finished,
             "/v1/persisted": self._post_persisted,
             "/v1/evidence": self._post_evidence,
@@ -183,6 +186,10 @@ class Endpoints:
 
     async def _post_fault(self, read: Read) -> Reply:
         self._brain.feed(WorkerExited(request_validation.parse_message(WorkerExit, await read())))
+        return await self._ack()
+
+    async def _post_disconnected(self, read: Read) -> Reply:
+        self._brain.feed(RankDisconnected(request_validation.parse_message(Disconnected, await read())))
         return await self._ack()
 
     async def _post_finished(self, read: Read) -> Reply:

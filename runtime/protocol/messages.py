@@ -11,6 +11,7 @@ A message may arrive twice, late, or out of order. These fields identify a dupli
 - Heartbeat: `number` rises, and `join` is the number of the newest join. A heartbeat therefore cannot contradict a
   seat that the agent does not know yet. A line of its telemetry: (`life`, `n`) rises.
 - Leaving: `life`. WorkerExit, Finished and SelfTest: `round`; a node sends one of each per round. Dumped: `directive`.
+- Disconnected: `round`. Each rank may send one; the first ends the round, and the others change nothing.
 - ShardRequest: (`round`, `number`) rises for each worker and queue.
 - Persisted: the shard itself. It is stored once; a shard that was deleted from the store is not stored again.
 """
@@ -165,6 +166,18 @@ class WorkerExit(msgspec.Struct, frozen=True):
     failed: tuple[int, ...] = ()
     """The ranks of its node that had failed by then with errors of their own, in order; echoes of others do not count.
     Empty: all were echoes, or it is not known."""
+
+
+class Disconnected(msgspec.Struct, frozen=True):
+    """POST /v1/disconnected: a worker of this node lives, but its connection to another rank has failed, and nobody
+    told it why. It waits for the end of the round."""
+
+    node: str
+    round: int
+    rank: int
+    iteration: int
+    error: str
+    """In one line."""
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -59,6 +59,21 @@ class Left(msgspec.Struct, frozen=True, tag=True):
     round: int
 
 
+class LostConnection(msgspec.Struct, frozen=True, tag=True):
+    """The worker has lost its connection to another rank, and was not told why: it waits for RoundEnded."""
+
+    round: int
+    error: str
+    """In one line."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The script's function has raised an error of its own: the process ends, and what it runs at its end may take
+    long."""
+
+    round: int
+
+
 class NextRound(msgspec.Struct, frozen=True, tag=True):
     """From the agent: the worker's seat in another round. Comes with the descriptors of its new stdout and stderr.
     Answer: Seated."""
@@ -76,7 +91,7 @@ class Seated(msgspec.Struct, frozen=True, tag=True):
     round: int
 
 
-FromWorker = Survive | Left | Rehearsed | Seated
+FromWorker = Survive | Left | LostConnection | Failed | Rehearsed | Seated
 FromAgent = LastIteration | RoundEnded | NextRound
 
 encode = msgspec.json.Encoder().encode

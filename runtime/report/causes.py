@@ -62,6 +62,9 @@ class Causes:
         if attribution is not None and hang is None:
             return attribution.paragraph(decision_text)
         what = (hang.detail if hang else round_broken.detail).rstrip(". ")
+        if round_broken.reason is job.Reason.DISCONNECTED:  # What was judged was told later, and explains it.
+            found = [f"{judged.node}: {judged.reason.value}" for judged in self._judged.get(round_broken.round, ())]
+            what = "; ".join([*found, what])
         if round_broken.reason.value not in what:
             what = f"{round_broken.reason.value}: {what}" if what else round_broken.reason.value
         return f"Round {round_broken.round} ended, {what}. Done: {decision_text}."

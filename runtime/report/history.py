@@ -313,7 +313,7 @@ def _restarts(
                 round=record.round,
                 node=record.node or (fault.node if fault else ""),
                 what=_description(record, fault),
-                reason=record.reason.value,
+                reason=(fault.reason if fault and record.reason is job.Reason.DISCONNECTED else record.reason).value,
                 decision=(decision := _decision(following, rounds_formed[at - 1] if at else None)),
                 seconds=None if until is None else max(until - time, 0.0),
                 lost=None if following is None else max(last - restored_iteration, 0),

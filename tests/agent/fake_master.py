@@ -13,6 +13,7 @@ from everstep.runtime.protocol.messages import (
     Ack,
     Action,
     Directive,
+    Disconnected,
     Dumped,
     Finished,
     Heartbeat,
@@ -59,7 +60,7 @@ class FakeMaster:
 
     async def __aenter__(self) -> "FakeMaster":
         app = web.Application()
-        for name in ("join", "heartbeat", "fault", "finished", "persisted", "leaving", "dumped"):
+        for name in ("join", "heartbeat", "fault", "disconnected", "finished", "persisted", "leaving", "dumped"):
             app.router.add_post(f"/v1/{name}", getattr(self, f"_{name}"))
         app.router.add_get("/v1/status", self._status)
         self._runner = web.AppRunner(app, shutdown_timeout=0.01)
@@ -151,6 +152,10 @@ class FakeMaster:
 
     async def _fault(self, request: web.Request) -> web.Response:
         await self._take(request, WorkerExit)
+        return self._answer(Ack(self.epoch))
+
+    async def _disconnected(self, request: web.Request) -> web.Response:
+        await self._take(request, Disconnected)
         return self._answer(Ack(self.epoch))
 
     async def _leaving(self, request: web.Request) -> web.Response:

@@ -12,7 +12,16 @@ import psutil
 import pytest
 
 from everstep.runtime.protocol.holdings import Holding, Restore
-from everstep.runtime.protocol.messages import Action, Dumped, Finished, Join, Leaving, Persisted, WorkerExit
+from everstep.runtime.protocol.messages import (
+    Action,
+    Disconnected,
+    Dumped,
+    Finished,
+    Join,
+    Leaving,
+    Persisted,
+    WorkerExit,
+)
 from tests.harness import wait_until
 from tests.wire import FAR, Wire
 
@@ -266,6 +275,31 @@ def test_a_worker_that_has_printed_its_own_error_may_end_before_the_node_joins_a
             exit_report, joins = await master.next((WorkerExit, Join)), await master.next((WorkerExit, Join))
             assert (exit_report.exit_code, exit_report.round, joins.after_round) == (1, 1, 1)
             assert "ValueError: its own" in exit_report.error
+            await master.direct(Action.LEAVE)
+            await wait_for_end()
+
+    run(story())
+
+
+LOSES_CONNECTION = (
+    REPORTS
+    + """
+from everstep.runtime.protocol.survivor_link import LostConnection, SurvivorLink
+SurvivorLink.from_environment().send(LostConnection(1, "RuntimeError: Connection closed by peer"))
+threading.Event().wait()
+"""
+)
+
+
+def test_a_worker_that_lives_and_has_lost_a_connection_is_told_of_and_the_node_goes_on(
+    job: Any, masters: Any, wait_for_end: Any
+) -> None:
+    async def story() -> None:
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, LOSES_CONNECTION))
+            told = await master.next(Disconnected)
+            assert told == Disconnected("worker-0-0", 1, 0, told.iteration, "RuntimeError: Connection closed by peer")
+            assert "rank 0 lost its connection to another rank: RuntimeError: Connection closed by peer" in job.log()
             await master.direct(Action.LEAVE)
             await wait_for_end()
 

@@ -59,6 +59,22 @@ if SPARE_VARIABLE in os.environ:
 print("round", os.environ["EVERSTEP_ROUND"], flush=True)
 link.receive()
 """
+LOSES_CONNECTION = """
+import threading
+from everstep.runtime.protocol.survivor_link import *
+link = SurvivorLink.from_environment()
+for round_ in (0, 1, 2):
+    link.send(LostConnection(round_, f"of round {round_}"))
+threading.Event().wait()
+"""
+FAILS = """
+import atexit, os, threading
+from everstep.runtime.protocol.survivor_link import *
+link = SurvivorLink.from_environment()
+link.send(Failed(1))
+atexit.register(lambda: [print("ends", flush=True), threading.Event().wait()])
+raise {error}
+"""
 HOLDS_PARENT = """
 import os, time
 def hold():
@@ -80,6 +96,7 @@ class Node:
     log: int
     ends: "asyncio.Queue[WorkerEnd]" = field(default_factory=asyncio.Queue)
     notes: list[str] = field(default_factory=list)
+    disconnected: "asyncio.Queue[tuple[int, int, str]]" = field(default_factory=asyncio.Queue)
 
     def start(self, round_: int) -> Seated:
         """Start the round's one worker, or seat it again."""
@@ -117,12 +134,16 @@ async def node(
     command = [str(folder / "train.py"), ""]
     ends: asyncio.Queue[WorkerEnd] = asyncio.Queue()
     notes: list[str] = []
-    workers = Workers(command, preload, ends.put_nowait, note=notes.append, must_be_gone=must_be_gone)
+    disconnected: asyncio.Queue[tuple[int, int, str]] = asyncio.Queue()
+    workers = Workers(
+        command, preload, ends.put_nowait, note=notes.append, must_be_gone=must_be_gone,
+        on_disconnected=lambda *lost: disconnected.put_nowait(lost),
+    )  # fmt: skip
     try:
         async with asyncio.timeout(DEADLINE_S):
             workers.open(folder / SOCKET_NAME)
             await workers.wait_until_ready(False)
-            yield Node(workers, folder, command, log, ends, notes)
+            yield Node(workers, folder, command, log, ends, notes, disconnected)
     finally:
         await workers.close()
         os.close(log)
@@ -196,6 +217,34 @@ def test_a_worker_that_does_not_leave_its_round_is_killed_and_started_anew(
             assert (await worker_node.ends.get()).exit_code == -signal.SIGKILL
             assert worker_node.start(2) == ([], [])
             await worker_node.wait_for("[2] connected")
+
+    asyncio.run(story())
+
+
+def test_a_connection_that_a_worker_lost_in_its_round_is_told_with_its_rank(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with node(tmp_path, LOSES_CONNECTION) as worker_node:
+            worker_node.start(1)
+            assert await worker_node.disconnected.get() == (1, 0, "of round 1")
+            assert worker_node.disconnected.empty()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [("ValueError('its own')", "ValueError: its own"), ("SystemExit(3)", "ends")]
+)
+def test_a_worker_that_has_failed_and_does_not_end_is_killed_and_counts_as_failed(
+    tmp_path: Path, error: str, words: str
+) -> None:
+    async def story() -> None:
+        async with node(tmp_path, FAILS.format(error=error)) as worker_node:
+            worker_node.start(1)
+            await worker_node.wait_for("ends")
+            await worker_node.workers.wait_for_exits()
+            end = worker_node.ends.get_nowait()
+            assert (end.round, end.local_rank, end.exit_code) == (1, 0, 1)
+            assert words in end.error
 
     asyncio.run(story())
 

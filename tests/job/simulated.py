@@ -269,6 +269,7 @@ _FAULTS: dict[str, Callable[..., bool]] = {
     "machine": _on_agent(lambda agent, how: agent.vanish()),
     "frozen agent": _on_agent(_freeze),
     "hang": _on_agent(lambda agent, how: agent.hang()),
+    "network": _on_agent(lambda agent, how: agent.disconnect()),
     "slander": _on_agent(lambda agent, how: agent.slander(how)),
     "slow": _on_agent(lambda agent, how: agent.slow(how)),
     "notice": _on_agent(lambda agent, how: agent.notice(how * 60)),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from everstep.runtime.agent.master_dialogue import MasterDialogue
 from everstep.runtime.agent.pace_watch import WINDOW_S
 from everstep.runtime.protocol.holdings import Holding
-from everstep.runtime.protocol.messages import Action, Directive, Join, Persisted, SelfTest, WorkerExit
+from everstep.runtime.protocol.messages import Action, Directive, Disconnected, Join, Persisted, SelfTest, WorkerExit
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.watch.slow_ranks import Pace
 
@@ -316,6 +316,13 @@ class Agent:
     def hang(self) -> None:
         """The workers stand still until the round is over."""
         self.hung = self.sim.plan.has_beacon
+
+    def disconnect(self) -> None:
+        """A worker loses its connection to another rank, and waits for the round's end."""
+        if self.seat is not None and self.training:
+            self.hung = True
+            report = Disconnected(self.name, self.seat.round, self.seat.first_rank, self.iteration, "closed by peer")
+            self._post("disconnected", report, lambda status, _: self.end(0) if status == 409 else None)
 
     def slander(self, how: float) -> None:
         """It accuses neighbours that would answer."""

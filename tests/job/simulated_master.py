@@ -19,6 +19,7 @@ from everstep.runtime.job.events import (
     NodeFinishedRound,
     NodeGone,
     Opened,
+    RankDisconnected,
     ShardStored,
     StacksDumped,
     Tick,
@@ -259,6 +260,7 @@ class Master:
 
 _EVENTS: dict[str, Callable[[Any], Event]] = {
     "WorkerExit": WorkerExited,
+    "Disconnected": RankDisconnected,
     "Finished": NodeFinishedRound,
     "Persisted": ShardStored,
     "Leaving": LeaveAnnounced,

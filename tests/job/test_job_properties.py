@@ -13,6 +13,7 @@ from everstep.runtime.job.events import (
     NodeCreated,
     NodeFinishedRound,
     NodeGone,
+    RankDisconnected,
     ScaleRequested,
     ShardStored,
     Tick,
@@ -35,7 +36,7 @@ from everstep.runtime.job.spec import (
     StragglerPolicy,
 )
 from everstep.runtime.protocol.holdings import Holding
-from everstep.runtime.protocol.messages import Finished, Leaving, Persisted, WorkerExit
+from everstep.runtime.protocol.messages import Disconnected, Finished, Leaving, Persisted, WorkerExit
 from tests.examples import examples
 from tests.job.world import World, by_themselves, platform
 
@@ -69,7 +70,7 @@ SPECS = [
 ACTS = [
     "join", "join", "anew", "join all", "join all", "exit", "gone", "finish", "stage", "persist", "manifest", "delete",
     "late", "tick", "tick", "jump", "back", "takeover", "scale", "beat", "leave", "hang", "dump", "created", "pass",
-    "slow", "slow",
+    "slow", "slow", "disconnect",
 ]  # fmt: skip
 
 
@@ -88,6 +89,8 @@ def act(world: World, data: st.DataObject, iteration: int) -> None:
         case "exit":
             code, oom = data.draw(st.sampled_from([-9, 1, -6, 201, 247, -15, 7, 137])), data.draw(st.booleans())
             world.send(WorkerExited(WorkerExit(name, late, 0, 0, code, iteration, "ValueError: x", 0.0, oom)))
+        case "disconnect":
+            world.send(RankDisconnected(Disconnected(name, late, 0, iteration, "RuntimeError: closed by peer")))
         case "gone":
             code, gave_way = data.draw(st.sampled_from([None, 0, 1, 201, 247])), data.draw(st.booleans())
             world.send(NodeGone(name, "killed", code, gave_way))

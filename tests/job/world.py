@@ -9,6 +9,7 @@ from everstep.runtime.job.events import (
     Joined,
     NodeChecked,
     Opened,
+    RankDisconnected,
     StacksDumped,
     Tick,
     WorkerExited,
@@ -21,7 +22,7 @@ from everstep.runtime.job.spec import JobSpec, Placement, RoleSpec
 from everstep.runtime.job.spec_problems import problems
 from everstep.runtime.job.state import State, round_number
 from everstep.runtime.protocol.holdings import Holding
-from everstep.runtime.protocol.messages import Dumped, Heartbeat, Join, SelfTest, WorkerExit
+from everstep.runtime.protocol.messages import Disconnected, Dumped, Heartbeat, Join, SelfTest, WorkerExit
 from everstep.runtime.watch.slow_ranks import Pace, SlowPart
 
 _TO_JOIN = (NodePhase.REQUESTED, NodePhase.REJOINING, NodePhase.SUSPECTED)
@@ -230,6 +231,12 @@ class World:
     def exit(self, name: str, code: int, iteration: int = 3, error: str = "ValueError: bad", oom: bool = False) -> None:
         """A worker of the node dies."""
         self.send(WorkerExited(WorkerExit(name, self.number, 0, 0, code, iteration, error, 0.0, oom)))
+
+    def disconnect(self, name: str, iteration: int = 3, round_: int | None = None) -> bool:
+        """A worker of the node loses its connection to another rank, and lives."""
+        error = "RuntimeError: Connection closed by peer [10.0.0.2]:4242"
+        number = self.number if round_ is None else round_
+        return self.send(RankDisconnected(Disconnected(name, number, 0, iteration, error)))
 
     def wait(self, seconds: float, beating: bool = True) -> None:
         """Let time pass, deadline by deadline; the agents beat unless they are silent."""

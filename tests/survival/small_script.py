@@ -5,6 +5,7 @@ It uses none of torch's own ways to step, nor its switch for deterministic algor
 """
 
 import argparse
+import atexit
 import os
 import sys
 import threading
@@ -14,10 +15,13 @@ import torch.distributed
 from torch.nn.functional import cross_entropy
 
 import everstep
+from everstep.group_sockets import _shut_down, _sockets
 from everstep.runtime.data import open_dataset
 
 ITERATION_S = 0.02
 """At least: faults at random moments are to find it training."""
+SLOW_END_S = 2.0
+"""So long the process that `--fail` lets fail takes to end: far longer than others wait for why it left them."""
 
 
 class Momentum:
@@ -82,6 +86,12 @@ def add_gradients(model: torch.nn.Module, batch: everstep.Batch, factor: float =
     return loss
 
 
+def cut_connections() -> None:
+    """As a network does that is interrupted: all TCP connections of this process end."""
+    ended = [_shut_down(inode, file) for inode, file in _sockets().items()]
+    print(f"cut {sum(ended)} connections", file=sys.stderr)
+
+
 def arguments() -> argparse.Namespace:
     """The flags that the step passes, and how the script lives."""
     parser = argparse.ArgumentParser()
@@ -95,6 +105,8 @@ def arguments() -> argparse.Namespace:
         help="ITERATION,RANK,WHAT, in the first round; WHAT: own-gradient (not reduced), gradient, weights, optimizer",
     )
     parser.add_argument("--bad", default="0,1", help="ITERATION,FACTOR: of its loss, whatever the round")
+    parser.add_argument("--cut", default="", help="ROUND,ITERATION,RANK;...: of the connections to other ranks")
+    parser.add_argument("--fail", default="0,0", help="ITERATION,RANK, in the first round: after leaving its groups")
     parser.add_argument("--pause", type=float, default=ITERATION_S, help="seconds before each iteration")
     parser.add_argument("--omit", type=int, default=0, help="the batch of this iteration is not trained on")
     return parser.parse_known_args()[0]
@@ -117,11 +129,18 @@ def train(job: everstep.Context) -> None:
     checkpointer.load(state)
     replay = everstep.Replay(model, batches, add_gradients)
     at, whose, what = options.flip.split(",")
+    cuts = [tuple(map(int, cut.split(","))) for cut in options.cut.split(";") if cut]
+    fails = (1, *map(int, options.fail.split(",")))
     bad, factor = options.bad.split(",")
     for batch in batches:
         threading.Event().wait(options.pause)
         if batch.iteration == options.omit:
             continue
+        if (job.round, batch.iteration, job.rank) in cuts:
+            cut_connections()
+        if (job.round, batch.iteration, job.rank) == fails:
+            torch.distributed.destroy_process_group()
+            raise ValueError("the cause")
         loss = add_gradients(model, batch, float(factor) if batch.iteration == int(bad) else 1.0)
         flips = what if (job.round, batch.iteration, job.rank) == (1, int(at), int(whose)) else ""
         if flips == "own-gradient":
@@ -134,6 +153,8 @@ def train(job: everstep.Context) -> None:
 
 
 if __name__ == "__main__":
+    if arguments().fail != "0,0":
+        atexit.register(threading.Event().wait, SLOW_END_S)
     if arguments().survive:
         everstep.main(train)()
     else:

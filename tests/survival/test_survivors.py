@@ -3,7 +3,7 @@
 import re
 from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -36,9 +36,54 @@ def test_a_killed_worker_alone_is_made_anew_and_changes_no_weight(
     assert tensors(training.checkpoint()) == undisturbed
 
 
+def reasons(training: TrainStep) -> list[str]:
+    """Why rounds ended."""
+    return [record["reason"] for record in training.records() if record["kind"] == "RoundBroken"]
+
+
+def faults(training: TrainStep) -> list[dict[str, Any]]:
+    """What was counted against ranks and nodes, and why."""
+    return [record for record in training.records() if record["kind"] in ("WorkerFaulted", "FaultJudged", "NodeLost")]
+
+
+def test_an_interrupted_network_ends_rounds_but_no_process_and_changes_no_weight(
+    training: TrainStep, undisturbed: dict[str, bytes]
+) -> None:
+    training.flags = {**training.flags, "script-args": "--survive --cut 1,33,1;2,41,0"}
+    training.start()
+    assert training.finish() == 0, training.last_words()
+    assert len(re.findall(r"cut [1-9]\d* connections", logs(training))) == 2, training.last_words()
+    first, second, third = processes(training).values()
+    assert first == second == third
+    assert reasons(training) == ["connections failed"] * 2
+    assert faults(training) == []
+    assert tensors(training.checkpoint()) == undisturbed
+
+
+def test_a_rank_that_failed_is_blamed_though_the_others_tell_of_their_connections_before_it_ends(
+    training: TrainStep, undisturbed: dict[str, bytes]
+) -> None:
+    training.flags = {**training.flags, "script-args": "--survive --fail 33,1"}
+    training.start()
+    assert training.finish() == 0, training.last_words()
+    assert len(reasons(training)) == 1
+    fault, judged = faults(training)
+    assert (fault["rank"], fault["exit_code"], fault["error"].splitlines()[-1]) == (1, 1, "ValueError: the cause")
+    assert (judged["node"], judged["reason"], judged["decision"]) == (fault["node"], "user error", "restart in place")
+    first, second = processes(training).values()
+    assert first[0] == second[0]
+    assert first[1] != second[1]
+    assert tensors(training.checkpoint()) == undisturbed
+
+
+def logs(training: TrainStep) -> str:
+    """What the nodes wrote."""
+    return "\n".join(path.read_text() for path in (training.folder / "logs").glob("*.log"))
+
+
 def log_lines(training: TrainStep, words: str) -> int:
     """How many lines of the nodes' logs have these words."""
-    return sum(path.read_text().count(words) for path in (training.folder / "logs").glob("*.log"))
+    return logs(training).count(words)
 
 
 @pytest.mark.long

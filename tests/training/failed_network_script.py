@@ -1,6 +1,7 @@
 """A survivor whose communicator fails within a collective that does not end: `failed_network_script.py WORD`.
 
-With WORD `lost` a peer has ended, which the agent says; with `alone` nobody has.
+With WORD `lost` a peer has ended, which the agent says at once; with `told` the agent ends the round when it is told of
+the error; with `alone` it says nothing. What the worker tells it is printed.
 """
 
 import os
@@ -13,7 +14,7 @@ import torch
 
 from everstep import reentry
 from everstep.reentry import _Rounds
-from everstep.runtime.protocol.survivor_link import RoundEnded
+from everstep.runtime.protocol.survivor_link import LostConnection, RoundEnded
 
 LEAVING, ENDED_ALONE = 7, 1
 
@@ -27,6 +28,12 @@ class Link:
     def receive(self) -> tuple[Any, list[int]]:
         """The next message."""
         return self.messages.get()
+
+    def send(self, message: Any) -> None:
+        """From the worker."""
+        print(message, file=sys.stderr)
+        if sys.argv[1] == "told" and isinstance(message, LostConnection):
+            self.messages.put((RoundEnded(message.round), []))
 
 
 def main() -> None:
@@ -46,6 +53,7 @@ def main() -> None:
 
     reentry.communicator_error = communicator_error
     reentry.local_device = local_device
+    reentry._GRACE_S = 30.0 if sys.argv[1] == "lost" else 0.05
     reentry._SILENCE_S = 0.5 if sys.argv[1] == "alone" else 30.0
     rounds = _Rounds(link)  # type: ignore[arg-type]
 

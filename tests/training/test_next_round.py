@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from everstep.reentry import _lost_connection, _may_follow
 from tests.forks import Forks
 from tests.training.failed_network_script import ENDED_ALONE, LEAVING
 
@@ -12,6 +14,12 @@ SCRIPT = Path(__file__).with_name("leaving_script.py")
 FAILED_NETWORK = Path(__file__).with_name("failed_network_script.py")
 KEPT_READER = Path(__file__).with_name("kept_reader_script.py")
 LAST_ITERATION = Path(__file__).with_name("last_iteration_script.py")
+
+
+def caused(error: BaseException, by: BaseException) -> BaseException:
+    """The error, from another."""
+    error.__cause__ = by
+    return error
 
 
 def test_a_seat_that_comes_at_once_is_taken(tmp_path: Path, forks: Forks) -> None:
@@ -34,11 +42,67 @@ def test_a_kept_data_reader_goes_on_in_the_next_round_with_the_same_worker(tmp_p
     assert before != [survivor]
 
 
-@pytest.mark.parametrize(("word", "code"), [("lost", LEAVING), ("alone", ENDED_ALONE)])
-def test_a_communicators_error_ends_a_worker_unless_a_peer_was_lost(
+@pytest.mark.parametrize(("word", "code"), [("lost", LEAVING), ("told", LEAVING), ("alone", ENDED_ALONE)])
+def test_a_communicators_error_is_told_to_the_agent_and_ends_the_worker_only_if_nobody_ends_the_round(
     word: str, code: int, tmp_path: Path, forks: Forks
 ) -> None:
     number = forks.start([str(FAILED_NETWORK), word], {}, tmp_path / "err")
     assert forks.wait(number) == code, (tmp_path / "err").read_text()
-    said = "COMM_ERROR of default_pg on cuda: this worker ends" in (tmp_path / "err").read_text()
-    assert said is (word == "alone")
+    printed = (tmp_path / "err").read_text()
+    told = "LostConnection(round=1, error='COMM_ERROR of default_pg on cuda')"
+    assert printed.count(told) == (0 if word == "lost" else 1)
+    assert ("COMM_ERROR of default_pg on cuda: this worker ends" in printed) is (word == "alone")
+
+
+GLOO = "[../gloo/transport/tcp/pair.cc:547]"
+MISMATCH = (
+    f"[enforce fail at {GLOO}] op.preamble.length <= op.nbytes. 72 vs 4. Received data size doesn't match expected "
+    "size. Is there a distributed collective mismatch in your code?"
+)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError(f"{GLOO} Connection closed by peer [127.0.0.1]:4242"),
+        RuntimeError(f"{GLOO} Read error [10.0.0.2]:4242: Connection reset by peer"),
+        RuntimeError(f"{GLOO} writev [10.0.0.2]:4242: Broken pipe"),
+        RuntimeError(f"{GLOO} Read error [10.0.0.2]:4242: Connection timed out"),
+        RuntimeError("Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:141] Connect: No route to host"),
+        dist.DistNetworkError("failed to recv, got 0 bytes"),
+        dist.DistBackendError(
+            "NCCL error in: a.cpp:94, remote process exited or there was a network error\nncclRemoteError"
+        ),
+        dist.DistBackendError("NCCL error in: a.cpp:94, unhandled system error\nncclSystemError: System call failed"),
+        caused(ValueError("in the script's own words"), RuntimeError(f"{GLOO} Connection closed by peer [::1]:4242")),
+    ],
+    ids=str,
+)
+def test_an_error_of_a_connection_is_told_in_a_line(error: BaseException) -> None:
+    line = _lost_connection(error)
+    assert line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("error", "may_follow"),
+    [
+        (RuntimeError(MISMATCH), False),
+        (
+            dist.DistBackendError("NCCL error in: a.cpp:94, invalid usage\nncclInvalidUsage: Duplicate GPU detected"),
+            False,
+        ),
+        (dist.DistBackendError("NCCL error in: a.cpp:94\nncclInvalidArgument: Invalid value"), False),
+        (ValueError("Connection closed by peer"), False),
+        (RuntimeError(f"{GLOO} Timed out waiting 600000ms for recv operation to complete"), True),
+        (dist.DistStoreError("wait timeout after 300000ms, keys: /default_pg/0"), True),
+        (ConnectionResetError(104, "Connection reset by peer"), True),
+        (RuntimeError("Connection to a database was lost"), True),
+    ],
+    ids=str,
+)
+def test_an_error_of_the_scripts_own_is_no_connections_and_waits_only_if_it_may_follow_from_another_ranks_end(
+    error: BaseException, may_follow: bool
+) -> None:
+    assert _lost_connection(error) == ""
+    assert _may_follow(error) is may_follow
