@@ -213,7 +213,7 @@ class _Rounds:
         return _may_follow(error) and round_ends.wait(_PEER_LOST_S)
 
     def _ends_without(self, connection: str, round_: int) -> bool:
-        """Whether the round ends, as a connection has failed with this error: of itself, or because the agent is told."""
+        """Whether the round ends, as a connection has failed with this error: by itself, or as the agent is told."""
         if round_ends.wait(_GRACE_S):
             return True
         with suppress(OSError):

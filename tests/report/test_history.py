@@ -61,6 +61,37 @@ def _without_failed(record: job.WorkerFaulted) -> bytes:
     return msgspec.json.encode(fields)
 
 
+def disconnected(time: float) -> job.RoundBroken:
+    detail = "rank 0 on worker-0-0 lost its connection to another rank: RuntimeError: Connection closed by peer"
+    return job.RoundBroken(time=time, round=1, reason=job.Reason.DISCONNECTED, detail=detail, iteration=7)
+
+
+def test_failed_connections_are_the_cause_while_nobody_has_told_another() -> None:
+    (restart,) = history([round_formed(1, 1), disconnected(10.3)], []).restarts
+    assert (restart.reason, restart.node) == ("connections failed", "")
+    assert restart.what.startswith("rank 0 on worker-0-0 lost its connection")
+    assert restart.cause.startswith("Round 1 ended, connections failed: rank 0 on worker-0-0 lost its connection")
+
+
+def test_a_death_that_is_told_after_failed_connections_is_their_cause() -> None:
+    (restart,) = history([round_formed(1, 1), disconnected(10.3), fault(10.9, 10.0)], []).restarts
+    assert (restart.time, restart.reason, restart.node) == (10.0, "killed", "worker-0-0")
+    assert restart.what == "rank 1 on worker-0-0 (signal 9)"
+    assert restart.cause.startswith("First, rank 1 on worker-0-0 ended (signal 9)")
+
+
+def test_a_node_that_is_lost_after_failed_connections_is_their_cause() -> None:
+    judged = job.FaultJudged(
+        time=12.0, node="worker-1-0", reason=job.Reason.NODE_LOST, decision=job.Decision.RELAUNCH_ELSEWHERE,
+        detail="relaunch on another host", round=1,
+    )  # fmt: skip
+    (restart,) = history([round_formed(1, 1), disconnected(10.3), judged], []).restarts
+    assert restart.cause.startswith(
+        "Round 1 ended, connections failed: worker-1-0: node lost; rank 0 on worker-0-0 lost"
+    )
+    assert "relaunch on another host" in restart.cause
+
+
 def test_the_last_iteration_counts_even_when_its_telemetry_was_lost() -> None:
     records = [round_formed(1, 1), round_broken(10, 1, 9), round_formed(11, 2, 9)]
     (restart,) = history(records, [at(8, 1, 6), at(12, 2, 10)]).restarts

@@ -43,7 +43,7 @@ def reasons(training: TrainStep) -> list[str]:
 
 def faults(training: TrainStep) -> list[dict[str, Any]]:
     """What was counted against ranks and nodes, and why."""
-    return [record for record in training.records() if record["kind"] in ("WorkerFaulted", "FaultJudged", "NodeLost")]
+    return [record for record in training.records() if record["kind"] in ("WorkerFaulted", "FaultJudged")]
 
 
 def test_an_interrupted_network_ends_rounds_but_no_process_and_changes_no_weight(
