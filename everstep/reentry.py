@@ -39,7 +39,7 @@ from everstep.process_group import leave
 from everstep.rehearsal import rehearse
 from everstep.runtime.checkpoint.shard import copy_to_slot
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.job.error_kinds import Hope, evidence_line, kind_of
+from everstep.runtime.job.error_kinds import UNKNOWN, evidence_line, kind_of
 from everstep.runtime.protocol.survivor_link import (
     SPARE_VARIABLE,
     Failed,
@@ -303,11 +303,12 @@ def _lost_connection(error: BaseException) -> str:
 
 
 def _may_follow(error: BaseException) -> bool:
-    """Whether the error may come from the end of another rank or of the round, and is not known to come again."""
-    from_collectives = [each for each in _chain(error) if _is_collectives(each)]
-    if any(kind_of(_as_text(each), ExitCode.FAILED).hope is Hope.NO for each in from_collectives):
-        return False
-    return bool(from_collectives) or any(
+    """Whether the error may come from the end of another rank or of the round: of a collective if it is of no known
+    kind, or of another connection."""
+    kinds = [kind_of(_as_text(each), ExitCode.FAILED) for each in _chain(error) if _is_collectives(each)]
+    if kinds:
+        return all(kind is UNKNOWN for kind in kinds)
+    return any(
         isinstance(each, ConnectionError) or (isinstance(each, RuntimeError) and "Connection" in str(each))
         for each in _chain(error)
     )

@@ -157,7 +157,9 @@ def is_echo(error: str, exit_code: int) -> bool:
 def evidence_line(error: str) -> str:
     """The line of a traceback that says it: the last one that names an error, else the last one."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
-    error_lines = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit|Interrupt)\b", line)]
+    error_lines = [
+        line for line in lines if re.match(r"[\w.]*(Error|Exception|Exit|Interrupt)\b(?! raised from)", line)
+    ]
     return (error_lines or lines or [""])[-1][:300]
 
 

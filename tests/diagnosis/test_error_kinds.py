@@ -121,6 +121,13 @@ WRITTEN = [
     # torch 2's TCPStore, where two jobs of a host have one --master-port.
     ("torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: "
      "29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use", 1, "a port is taken"),
+    # NCCL's documentation, "ncclInvalidUsage", behind torch's line; the last line is of its init.cc.
+    ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, invalid usage\nncclInvalidUsage: "
+     "This usually reflects invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on "
+     "CUDA device 1000", 1, "NCCL was called wrongly"),
+    # gloo/transport/tcp/pair.cc, where the machine of a peer does not answer any more.
+    ("RuntimeError: [gloo/transport/tcp/pair.cc:547] Read error [10.0.0.2]:10427: Connection timed out", 1,
+     "the connection to another rank broke"),
     ("ncclInternalError: Internal check failed.\nLast error:\nBootstrap : no socket interface found", 1,
      "NCCL could not connect the ranks"),
     # NVIDIA's "XID Errors", as the driver writes it to the kernel's log.
@@ -170,6 +177,10 @@ def test_the_line_that_names_the_error_is_the_evidence() -> None:
     error = "Traceback (most recent call last):\n  File 'a'\nValueError: bad\nsome later line of a library"
     assert evidence_line(error) == "ValueError: bad"
     assert evidence_line("") == ""
+    cpp = (
+        "DistNetworkError: failed to recv, got 0 bytes\nException raised from recvBytes at Utils.hpp:672\nframe #0: c10"
+    )
+    assert evidence_line(cpp) == "DistNetworkError: failed to recv, got 0 bytes"
 
 
 FIRST = ProcessEnd("rank 3 on b", 10.4, 1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", 41)

@@ -99,16 +99,21 @@ class RandomJournal:
 
     def _fault(self) -> None:
         died = max(self.time - self._chance.randint(0, 2), 1)
+        number, node = self._round, self._members[0]
+        is_late = self._chance.random() < 0.3
+        if is_late:  # The others have told before that they lost their connections.
+            self._break(job.Reason.DISCONNECTED)
+            self.time += self._chance.randint(0, 2)
         self.records.append(
             job.WorkerFaulted(
-                time=self.time, node=self._members[0], round=self._round, rank=0, local_rank=0, exit_code=1,
+                time=self.time, node=node, round=number, rank=0, local_rank=0, exit_code=1,
                 iteration=self._iteration, reason=job.Reason.KILLED, died=died,
             )
         )  # fmt: skip
         self.time += self._chance.randint(0, 2)
         judged = self._chance.random() < 0.5
-        number, node = self._round, self._members[0]
-        self._break(job.Reason.KILLED)
+        if not is_late:
+            self._break(job.Reason.KILLED)
         if judged:
             self.time += self._chance.randint(0, 2)
             self.records.append(
