@@ -123,8 +123,8 @@ WRITTEN = [
      "29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use", 1, "a port is taken"),
     # NCCL's documentation, "ncclInvalidUsage", behind torch's line; the last line is of its init.cc.
     ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3690, invalid usage\nncclInvalidUsage: "
-     "This usually reflects invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 both on "
-     "CUDA device 1000", 1, "NCCL was called wrongly"),
+     "This usually reflects invalid usage of NCCL library.\nLast error:\nDuplicate GPU detected : rank 1 and rank 0 "
+     "both on CUDA device 1000", 1, "NCCL was called wrongly"),
     # gloo/transport/tcp/pair.cc, where the machine of a peer does not answer any more.
     ("RuntimeError: [gloo/transport/tcp/pair.cc:547] Read error [10.0.0.2]:10427: Connection timed out", 1,
      "the connection to another rank broke"),

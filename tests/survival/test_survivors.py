@@ -46,6 +46,7 @@ def faults(training: TrainStep) -> list[dict[str, Any]]:
     return [record for record in training.records() if record["kind"] in ("WorkerFaulted", "FaultJudged")]
 
 
+@pytest.mark.parametrize("training", ["anew"], indirect=True)
 def test_an_interrupted_network_ends_rounds_but_no_process_and_changes_no_weight(
     training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
@@ -60,6 +61,7 @@ def test_an_interrupted_network_ends_rounds_but_no_process_and_changes_no_weight
     assert tensors(training.checkpoint()) == undisturbed
 
 
+@pytest.mark.parametrize("training", ["anew"], indirect=True)
 def test_a_rank_that_failed_is_blamed_though_the_others_tell_of_their_connections_before_it_ends(
     training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
