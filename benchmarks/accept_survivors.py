@@ -50,6 +50,12 @@ PROVEN = {
         f"{AGENT}::after_its_iteration",
         "tests/job/test_job_rules.py::has_lost_no_rank",
     ),
+    "an interrupted network ends no process; equal weights; a rank that failed is blamed whoever tells first": (
+        f"{SURVIVAL}test_survivors.py::interrupted",
+        f"{SURVIVAL}test_survivors.py::blamed",
+        f"{TRAINING}test_next_round.py::told",
+        "tests/job/test_disconnected.py",
+    ),
     "a worker that runs before its fork server goes on leaves its round": (f"{AGENT}::goes_on",),
     "the same fault tests beside warm spares": (f"{SURVIVAL}test_training_survives.py::spares",),
     "a spare that is not warm, or dies, costs nothing": (f"{AGENT}::rehearses", f"{AGENT}::buried"),
