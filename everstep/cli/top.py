@@ -101,15 +101,16 @@ def _windows_here(flags: Top, workers: "list[LocalWorker]") -> "Iterator[tuple[s
     from everstep.cli.top_table import Reading, devices_of, window
 
     devices, board = devices_of(), workers[0].board
-    before = Reading.take(workers, devices)
+    before: Reading | None = None
     while True:
-        time.sleep(flags.every)
-        try:
+        try:  # The first one again: since they were found, the imports took a while.
             after = Reading.take(workers_of(flags.runs, flags.job or board.job), devices)
         except BadInput:
             return
-        yield board.store, window(before, after)
+        if before is not None:
+            yield board.store, window(before, after)
         before = after
+        time.sleep(flags.every)
 
 
 def _windows_on_cluster(flags: Top) -> "Iterator[tuple[str, Window]]":

@@ -35,12 +35,13 @@ class Reading:
 
     @classmethod
     def take(cls, workers: Sequence[LocalWorker], nvml: Any) -> Self:
-        """Read these workers now. `nvml`: of `devices_of`."""
+        """Read these workers, whose boards were read just now. `nvml`: of `devices_of`."""
+        now = time.monotonic()
         pids = [worker.board.pid for worker in workers]
         states = {pid: process_state(pid) for pid in pids}
         cpu_s = {pid: state.cpu_s for pid, state in states.items() if state is not None}
         devices = {worker.board.pid: device for worker in workers if (device := _device(worker, nvml))}
-        return cls(time.monotonic(), workers, cpu_s, devices)
+        return cls(now, workers, cpu_s, devices)
 
 
 def devices_of() -> Any:

@@ -80,7 +80,7 @@ def standing_of(
         rank=board.rank,
         world_size=board.world_size,
         node=node,
-        iteration=board.iteration,
+        iteration=board.number,
         phase=board.phase,
         entered=board.entered,
         completed=board.completed,

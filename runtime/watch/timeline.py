@@ -36,7 +36,7 @@ def order_events(board: Board) -> list[tuple[int, float]]:
     the first after an evaluation."""
     count = min(board.iteration, RECENT)
     numbers = range(board.iteration, board.iteration - count, -1)
-    newest = ((number, board.recent[number % RECENT]) for number in numbers)
+    newest = ((board.earlier + number, board.recent[number % RECENT]) for number in numbers)
     return list(takewhile(lambda event: event[1] > 0, newest))
 
 

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.runtime.watch.board_fields import GROUP_PHASE
+from everstep.runtime.watch.board_fields import GROUP_PHASE, Board
 from everstep.runtime.watch.hang_culprit import Cause, ProcessState, Standing, judge
+from everstep.runtime.watch.looks import standing_of
+from everstep.runtime.watch.stacks import RankStacks
 
 
 def waits(rank: int, number: int = 412, collective: str = "all_reduce [1024]", **more: object) -> Standing:
@@ -139,3 +141,9 @@ def test_the_verdict_does_not_depend_on_the_order_and_names_ranks_that_exist(
     verdict = judge(standings)
     assert judge(mixed) == verdict
     assert verdict.cause is Cause.UNSEEN or set(verdict.ranks) <= {standing.rank for standing in standings}
+
+
+def test_an_iteration_is_named_as_counted_from_the_beginning_of_the_training() -> None:
+    board = Board(7, 0, 1, 0, 2, iteration=3, earlier=160)
+    standing = standing_of("node", board, RankStacks(0), (ProcessState("R"), ProcessState("R"), 1.0), 0.0)
+    assert "stands at iteration 163" in judge([standing]).sentence

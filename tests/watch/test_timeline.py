@@ -41,6 +41,11 @@ def test_the_first_iterations_time_is_not_known_nor_that_of_the_first_after_an_e
     assert len(shown[2 * RECENT + 4]) == RECENT
 
 
+def test_a_process_that_goes_on_counts_from_the_beginning_of_the_training(tmp_path: Path) -> None:
+    board = board_after(tmp_path / "board", 3)._replace(earlier=160)
+    assert [number for number, _ in order_events(board)] == [163, 162, 161]
+
+
 def test_iterations_follow_each_other_until_the_newest_ones_end_whatever_the_rank_does_since(
     tmp_path: Path,
 ) -> None:

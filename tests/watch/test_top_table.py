@@ -2,7 +2,12 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
+import pytest
+
+from everstep.cli.main import main
 from everstep.cli.top_table import Reading, last_event, table, window
 from everstep.runtime.system.gpu_readings import DeviceReading
 from everstep.runtime.watch.board_fields import Board
@@ -41,3 +46,24 @@ def test_a_new_round_has_no_stall_yet() -> None:
 
 def test_a_store_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     assert last_event(str(tmp_path / "none"), "demo").startswith("last event: unknown: ")
+
+
+def test_the_first_window_begins_when_its_boards_are_read(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+
+    def pass_time(seconds: float) -> None:
+        now[0] += seconds
+
+    def find_workers(*_: object) -> list[LocalWorker]:
+        """A rank that makes five iterations a second."""
+        return [LocalWorker("worker-0", Path("board-0"), Board(os.getpid(), 0, 1, 0, 1, iteration=round(5 * now[0])))]
+
+    monkeypatch.setattr("everstep.cli.top.workers_of", find_workers)
+    monkeypatch.setattr("everstep.cli.top.time", SimpleNamespace(sleep=pass_time))
+    monkeypatch.setattr("everstep.cli.top_table.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("everstep.cli.top_table.devices_of", lambda: pass_time(1.0))  # As its imports do.
+    assert main(["top", "-o", "json", "--times", "2", "--every", "2"]) == 0
+    windows = map(msgspec.json.decode, capsys.readouterr().out.splitlines())
+    assert [shown["ranks"][0]["pace_hz"] for shown in windows] == [5.0, 5.0]
