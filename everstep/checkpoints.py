@@ -118,7 +118,10 @@ class Checkpointer(worker.Checkpointer):
         with in_worker.doing(RESTORE):
             iteration = super().load(state)
         if iteration:
+            in_worker.note_restore(iteration)
             self._session.note_restore(time.perf_counter() - began)
+        if self._session.loop is not None:
+            self._session.loop.begin_iteration()
         return iteration
 
     def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:

@@ -226,6 +226,10 @@ class OwnLoop:
         self._is_open = False
         """It was saved, and its report is not sent yet."""
 
+    def begin_iteration(self) -> None:
+        """The state is loaded: what the script did before, is no part of its first iteration."""
+        self._began = time.perf_counter()
+
     def on_report(self) -> None:
         """The script reports."""
         if self._reports_first is None:

@@ -106,6 +106,12 @@ def preparing() -> AbstractContextManager[None]:
     return _watch.preparing() if _watch is not None else nullcontext()
 
 
+def note_restore(iteration: int) -> None:
+    """This worker has restored what earlier processes had made up to that iteration."""
+    if _watch is not None:
+        _watch.restored = iteration
+
+
 def note_staging(seconds: float) -> None:
     """A save has kept this worker from training for `seconds`."""
     if _watch is not None:
@@ -144,10 +150,13 @@ class _Watch:
         self._counts = (0, 0)
         self._sampler: threading.Thread | None = None
         self._prepares = False
+        self.restored = 0
+        """The iteration that the script went on from, if it said so; 0: from the beginning."""
         self.is_child = False
         self.answers: Any = None
 
     def begin_round(self, board: BoardWriter) -> None:
+        self.restored = 0
         self._board, self._optimizer, self._ended_at, self._phase, self._counts = board, None, 0.0, "", (0, 0)
 
     def set_phase(self, name: str) -> None:
@@ -192,7 +201,7 @@ class _Watch:
         self._optimizer = id(optimizer)
         if self._phase == EVALUATION:
             self.set_phase("")
-        self._board.begin_counting(_earlier_steps(optimizer), time.time())
+        self._board.begin_counting(_earlier_steps(optimizer) or self.restored, time.time())
         return True
 
     def hook_modules(self, module: Any) -> None:

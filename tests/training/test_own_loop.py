@@ -1,12 +1,40 @@
 """A loop without `everstep.batches`: its iterations are told from its saves and reports, in either order."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from everstep.runtime.protocol.worker_link import Report, Welcome
+from everstep.runtime.store import DirectoryStore
+from everstep.runtime.watch.board import VARIABLE
 from everstep.session import Context, OwnLoop, Session
+from tests.fake_agent import Node
+from tests.forks import Forks
+
+RESUMES = """
+import json, os, time
+from pathlib import Path
+import torch, everstep
+from everstep.runtime.watch.board import read_board
+del os.environ["WORLD_SIZE"]  # Its board needs it; alone it has no process group.
+everstep.init()
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+state = {"model": model, "optimizer": optimizer}
+checkpointer = everstep.Checkpointer(state)
+before = checkpointer.load(state)
+began, seconds = time.perf_counter(), []
+for iteration in range(before + 1, before + 4):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    checkpointer.save(iteration, state)
+    seconds.append(time.perf_counter() - began)
+checkpointer.finish(state)
+print(json.dumps([read_board(Path(os.environ["EVERSTEP_BOARD"])).number, seconds[0]]))
+"""
 
 
 class LinkStub:
@@ -93,3 +121,22 @@ def test_how_long_an_evaluation_and_a_restore_took_is_told_with_the_next_iterati
     assert first["restore_s"] == 2.5
     assert 0 <= float(first["evaluation_s"]) < 60
     assert second == {"seconds": 1.0, "stall_s": 0.0}
+
+
+def test_a_resumed_loop_counts_on_and_its_first_iteration_begins_after_the_load(forks: Forks, tmp_path: Path) -> None:
+    (tmp_path / "resumes.py").write_text(RESUMES)
+    node = Node(tmp_path / "node", DirectoryStore(tmp_path / "store"), interval=1)
+    shown = []
+    try:
+        for round_ in (1, 2):
+            node.begin(round_, node.newest() if shown else None)
+            place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "EVERSTEP_ROUND": str(round_)}
+            environment = {**place, "EVERSTEP_AGENT": node.path, VARIABLE: str(tmp_path / f"board-{round_}")}
+            code = forks.run([str(tmp_path / "resumes.py")], environment, tmp_path / "out")
+            assert code == 0, (tmp_path / "out").read_text()
+            shown.append(json.loads((tmp_path / "out").read_text().splitlines()[-1]))
+    finally:
+        node.close()
+    assert [number for number, _ in shown] == [3, 6], "SGD does not count its steps, the checkpointer knows them"
+    told = [float(report.values["seconds"]) for report in node.reports if report.iteration in (1, 4)]
+    assert all(seconds <= most for seconds, (_, most) in zip(told, shown, strict=True))
