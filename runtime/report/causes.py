@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from everstep.runtime.diagnosis.first_cause import ProcessEnd, attribute
+from everstep.runtime.diagnosis.first_cause import Attribution, ProcessEnd, attribute
 from everstep.runtime.job import records as job
 
 _CLIPPED = 4096
@@ -22,6 +22,8 @@ class Causes:
         self._faults: defaultdict[int, list[job.WorkerFaulted]] = defaultdict(list)
         self._judged: defaultdict[int, list[job.FaultJudged]] = defaultdict(list)
         self._hangs: dict[int, job.HangExplained] = {}
+        self._hung_since: dict[int, float] = {}
+        self._silent: dict[int, job.NodeSuspected] = {}
         for record in records:
             match record:
                 case job.WorkerFaulted():
@@ -30,6 +32,10 @@ class Causes:
                     self._judged[record.round].append(record)
                 case job.HangExplained():
                     self._hangs[record.round] = record
+                case job.HangSeen():
+                    self._hung_since[record.round] = record.time - record.still_s
+                case job.NodeSuspected():
+                    self._silent.setdefault(record.round, record)
 
     def first_fault(self, number: int) -> job.WorkerFaulted | None:
         """The fault of the round that is the cause of the others."""
@@ -39,6 +45,15 @@ class Causes:
         attribution = attribute([_process_end(fault) for fault in faults])
         assert attribution is not None
         return next(fault for fault in faults if _process_end(fault) == attribution.first)
+
+    def hung_since(self, round_broken: job.RoundBroken) -> float | None:
+        """When the round last made progress that a hang has ended; None: another cause has."""
+        return self._hung_since.get(round_broken.round) if round_broken.reason is job.Reason.HANG else None
+
+    def silent_node(self, number: int) -> job.NodeSuspected | None:
+        """The node that fell silent in that round, if all ends of its ranks are echoes of that."""
+        attribution = self._attribution(number)
+        return self._silent.get(number) if attribution is not None and attribution.kind.is_echo else None
 
     def ends(self, number: int) -> tuple[tuple[str, int], ...]:
         """(Node, rank) of all workers that ended, the first one first."""
@@ -57,8 +72,15 @@ class Causes:
     def paragraph(self, round_broken: job.RoundBroken, decision: str) -> str:
         """Why that round ended, and what was done."""
         decision_text = "; ".join(part for part in (self.judgement(round_broken.round), decision) if part)
-        attribution = attribute([_process_end(fault) for fault in self._faults.get(round_broken.round, ())])
+        attribution = self._attribution(round_broken.round)
         hang = self._hangs.get(round_broken.round)
+        if attribution is not None and (silent := self.silent_node(round_broken.round)) is not None:
+            who = ", ".join(dict.fromkeys(end.who for end in (attribution.first, *attribution.echoes)))
+            return (
+                f"First, node {silent.node} fell silent: it answered neither the master nor {', '.join(silent.by)}. "
+                f"What others ended with is an echo of it ({who}: {attribution.kind.name}). A restart "
+                f"{attribution.kind.hope.value}. To fix it: find what ended that node. Done: {decision_text}."
+            )
         if attribution is not None and hang is None:
             return attribution.paragraph(decision_text)
         what = (hang.detail if hang else round_broken.detail).rstrip(". ")
@@ -68,6 +90,9 @@ class Causes:
         if round_broken.reason.value not in what:
             what = f"{round_broken.reason.value}: {what}" if what else round_broken.reason.value
         return f"Round {round_broken.round} ended, {what}. Done: {decision_text}."
+
+    def _attribution(self, number: int) -> Attribution | None:
+        return attribute([_process_end(fault) for fault in self._faults.get(number, ())])
 
 
 def _process_end(fault: job.WorkerFaulted) -> ProcessEnd:

@@ -21,14 +21,18 @@ from everstep.runtime.report.restores import StateRestored
 from everstep.runtime.report.telemetry import Point, read_telemetry
 from everstep.runtime.watch.host_use import HostUse
 
-HistoryRecord = job.MasterClaimed | job.HangExplained | job.SlowSeen | job.ShardPersisted | NodeRecord
+HistoryRecord = (
+    job.MasterClaimed | job.HangExplained | job.NodeSuspected | job.SlowSeen | job.ShardPersisted | NodeRecord
+)
 """The records that a history is made from."""
 _NEEDED = (
     job.MasterClaimed,
     job.WorkerFaulted,
     job.FaultJudged,
     job.RoundBroken,
+    job.HangSeen,
     job.HangExplained,
+    job.NodeSuspected,
     job.JobReopened,
     job.JobEnded,
 )
@@ -296,8 +300,8 @@ def _restarts(
     trained_until, numbers = _PointsByRound(points), [record.number for record in rounds_formed]
     restarts = []
     for index, record in enumerate(broken_rounds):
-        fault = causes.first_fault(record.round)
-        time = min(record.time, death_time(fault)) if fault else record.time
+        fault, silent = causes.first_fault(record.round), causes.silent_node(record.round)
+        time = min(record.time, death_time(fault)) if fault else causes.hung_since(record) or record.time
         last = max(trained_until.newest(record.round, time), record.iteration, 0)
         at = bisect_right(numbers, record.round)
         following = rounds_formed[at] if at < len(rounds_formed) else None
@@ -311,9 +315,9 @@ def _restarts(
             Restart(
                 time=time,
                 round=record.round,
-                node=record.node or (fault.node if fault else ""),
-                what=_description(record, fault),
-                reason=(fault.reason if fault and record.reason is job.Reason.DISCONNECTED else record.reason).value,
+                node=silent.node if silent else record.node or (fault.node if fault else ""),
+                what=f"node {silent.node}" if silent else _description(record, fault),
+                reason=job.Reason.SUSPECTED.value if silent else _reason(record, fault).value,
                 decision=(decision := _decision(following, rounds_formed[at - 1] if at else None)),
                 seconds=None if until is None else max(until - time, 0.0),
                 lost=None if following is None else max(last - restored_iteration, 0),
@@ -324,6 +328,11 @@ def _restarts(
             )
         )
     return restarts
+
+
+def _reason(record: job.RoundBroken, fault: job.WorkerFaulted | None) -> job.Reason:
+    """Of a failed connection that of the fault from which it follows, if one was told."""
+    return fault.reason if fault is not None and record.reason is job.Reason.DISCONNECTED else record.reason
 
 
 class _PointsByRound:

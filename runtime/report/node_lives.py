@@ -103,6 +103,8 @@ class LifeCollector:
         self._there: set[str] = set()
         self._appeared: set[str] = set()
         """Those that came by themselves and have not joined yet."""
+        self._ended = 0.0
+        """When the job ended."""
 
     def lives(self) -> Lives:
         """What was collected."""
@@ -131,12 +133,13 @@ class LifeCollector:
             case job.Committed() if self._running is not None:
                 self._running.last_commit = record.time
             case job.JobEnded():
+                self._ended = record.time
                 self._end_round(record.time, None)
                 for node in self._there:
                     self._note(node, Event(record.time, Step.RELEASED))
-            case job.JobReopened():
+            case job.JobReopened():  # They have not waited for that: the job was over, perhaps for days.
                 for node in sorted(self._there):
-                    self._go(node, record.time)
+                    self._go(node, self._ended)
             case job.WorkerFaulted() | job.FaultJudged() | job.HangSeen() | job.HangOver():
                 self._note_fault(record)
 

@@ -50,8 +50,8 @@ class Board(NamedTuple):
     tokens: float = 0.0
     """Tokens of all ranks that it has reported so far; 0: its script reports none, or another rank reports."""
     earlier: int = 0
-    """Optimizer steps that earlier processes made, if the restored state of the optimizer counts them; else the iteration
-    that everstep's checkpointer restored."""
+    """Optimizer steps that earlier processes made, if the restored state of the optimizer counts them; else the
+    iteration that everstep's checkpointer restored."""
     ended_at: float = 0.0
     """Unix time of the newest iteration's end; 0: there is none."""
     store: str = ""

@@ -45,6 +45,29 @@ def test_a_restart_costs_from_the_death_to_the_first_later_iteration() -> None:
     assert restart.what == "rank 1 on worker-0-0 (signal 9)"
 
 
+def test_a_hang_costs_from_the_last_progress_on() -> None:
+    hung = job.RoundBroken(time=22, round=1, reason=job.Reason.HANG, detail="all ranks stood still", iteration=7)
+    records = [round_formed(1, 1), job.HangSeen(time=20, round=1, still_s=10), hung, round_formed(22.5, 2, 7)]
+    (restart,) = history(records, [at(9, 1, 7), at(24, 2, 8)]).restarts
+    assert (restart.time, restart.seconds, restart.lost) == (10, 14, 0)
+
+
+def test_a_node_that_fell_silent_is_the_cause_of_errors_that_only_echo_it() -> None:
+    error = "RuntimeError: [gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:36228: Connection reset by peer."
+    echo = msgspec.structs.replace(fault(10.2, 10.0), exit_code=1, reason=job.Reason.USER_ERROR, error=error)
+    own = msgspec.structs.replace(echo, error="ValueError: x")
+    silent = job.NodeSuspected(time=11, node="worker-1-0", round=1, by=("worker-0-0",))
+    restarts = [
+        history([round_formed(1, 1), record, round_broken(10.3, 1, 7), silent], []).restarts[0]
+        for record in (echo, own)
+    ]
+    assert [restart.node for restart in restarts] == ["worker-1-0", "worker-0-0"]
+    assert (restarts[0].what, restarts[0].reason) == ("node worker-1-0", "silent to its neighbours")
+    assert restarts[0].cause.startswith("First, node worker-1-0 fell silent")
+    assert "rank 1 on worker-0-0: the connection to another rank broke" in restarts[0].cause
+    assert restarts[1].cause.startswith("First, rank 1 on worker-0-0 ended")
+
+
 def test_the_cause_says_which_ranks_of_the_node_failed_and_an_older_record_does_not() -> None:
     failed, older = msgspec.structs.replace(fault(10.2, 10.0), failed=(0, 1, 3)), fault(10.2, 10.0)
     causes = [

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.job import records as job
+from everstep.runtime.protocol.rounds import Member, Round
 from everstep.runtime.report.activity import Activity
 from everstep.runtime.report.history import History, history
 from everstep.runtime.report.ledger import Ledger, ledger
@@ -49,6 +50,20 @@ def test_the_parts_add_up_to_the_whole(seed: int) -> None:
 
 def test_no_seconds_make_no_ledger() -> None:
     assert ledger(History(), 5.0, 5.0) is None
+
+
+def test_while_a_job_is_over_it_has_no_nodes() -> None:
+    records: list[job.Record] = [
+        job.NodeAppeared(time=1, node="a", role="worker", index=0, host=""),
+        job.RoundFormed(time=1, round=Round(1, {"worker": (Member("a", "", "", 1),)}, "", 1, None, "all joined")),
+        job.JobEnded(time=3, result=job.JobResult.FAILED, reason="told to stop"),
+        job.JobReopened(time=700),
+        job.NodeAppeared(time=701, node="b", role="worker", index=0, host=""),
+    ]
+    job_ledger = ledger(history(records, []), 1, 705)
+    assert job_ledger is not None
+    assert job_ledger.node_seconds == 6
+    assert {entry.activity for entry in job_ledger.entries} == {Activity.STARTUP, Activity.WAITING}
 
 
 def test_a_node_that_comes_again_is_not_there_in_between() -> None:
