@@ -147,6 +147,7 @@ class Loader:
             faults.point("train.iteration", iteration=self.iteration)
             torch.manual_seed(mix_seed(self._shape.seed, start.consumed, place.rank))
             yield self._batch(fetched_batch)
+            session.end_evaluation()
             samples = self.consumed - start.consumed
             session.send({"consumed": self.consumed, "samples": samples, "seconds": time.perf_counter() - began})
         session.beacon("end")

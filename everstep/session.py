@@ -114,12 +114,16 @@ class Session:
             self.loop.begin_round()
 
     def beacon(self, name: str) -> None:
-        now = time.perf_counter()
-        if self.evaluates_since is not None:
-            self._add("evaluation_s", now - self.evaluates_since)
-        self.evaluates_since = now if name == EVALUATION else None
+        self.end_evaluation()
+        self.evaluates_since = time.perf_counter() if name == EVALUATION else None
         if self.checkpointer is not None:
             self.checkpointer.beacon(self.iteration, name)
+
+    def end_evaluation(self) -> None:
+        """What was evaluated so far is of this iteration."""
+        if self.evaluates_since is not None:
+            self._add("evaluation_s", time.perf_counter() - self.evaluates_since)
+            self.evaluates_since = None
 
     def note_restore(self, seconds: float) -> None:
         """The state was restored in `seconds`."""

@@ -87,6 +87,7 @@ class Batches:
             batch = self._batch(start, rank)
             first = {"first_sample": int(batch.samples[0])} if len(batch.samples) else {}
             yield batch
+            self._session.end_evaluation()
             self._session.send(
                 {
                     "consumed": self.consumed,

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import everstep
 from everstep.runtime.protocol.worker_link import Report, Welcome
 from everstep.runtime.store import DirectoryStore
 from everstep.runtime.watch.board import VARIABLE
@@ -121,6 +122,24 @@ def test_how_long_an_evaluation_and_a_restore_took_is_told_with_the_next_iterati
     assert first["restore_s"] == 2.5
     assert 0 <= float(first["evaluation_s"]) < 60
     assert second == {"seconds": 1.0, "stall_s": 0.0}
+
+
+@pytest.mark.parametrize("kind", ["loader", "batches"])
+def test_an_evaluation_at_the_end_of_the_loops_body_is_of_the_iteration_that_it_made_longer(
+    kind: str, session: Session, dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link: Any = session.context.link
+    monkeypatch.setattr("everstep.session._session", session)
+    some = list(range(20))
+    batches: Any = (
+        everstep.loader(some, global_batch=2, iterations=3)
+        if kind == "loader"
+        else everstep.batches(dataset, sequence_length=16, global_batch=2, iterations=3)
+    )
+    for batch in batches:
+        if batch.iteration == 2:
+            everstep.phase("evaluation")
+    assert ["evaluation_s" in report.values for report in link.reports] == [False, True, False]
 
 
 def test_a_resumed_loop_counts_on_and_its_first_iteration_begins_after_the_load(forks: Forks, tmp_path: Path) -> None:
