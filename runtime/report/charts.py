@@ -130,7 +130,9 @@ def merge_close(marks: Iterable[Mark]) -> tuple[Mark, ...]:
 def loss_chart(history: History) -> Chart | None:
     """The loss of each iteration, in its latest round."""
     values = [(point.iteration, point.loss) for point in history.curve if point.loss is not None]
-    return line_chart("Loss", "nats a token", values, history, zero=False)
+    is_of_tokens = any(point.tokens is not None for point in history.curve)
+    unit = "nats a token" if is_of_tokens else "as the script reports it"
+    return line_chart("Loss", unit, values, history, zero=False)
 
 
 def throughput_chart(history: History) -> Chart | None:

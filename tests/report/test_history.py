@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from everstep.runtime.job import records as job
 from everstep.runtime.protocol.holdings import Restore
 from everstep.runtime.protocol.rounds import Member, Round
+from everstep.runtime.report.charts import loss_chart
 from everstep.runtime.report.history import Point, _PointsByRound, history
 from everstep.runtime.watch.slow_ranks import SlowPart
 
@@ -156,6 +157,13 @@ def test_a_fault_after_the_last_iteration_costs_until_the_job_ended() -> None:
 def test_the_latest_round_wins_for_an_iteration() -> None:
     job_history = history([], [at(5, 2, 7, loss=2.0), at(3, 1, 7, loss=9.0), at(2, 1, 6)])
     assert [(point.iteration, point.loss) for point in job_history.curve] == [(6, 1.0), (7, 2.0)]
+
+
+@pytest.mark.parametrize(("more", "unit"), [({"tokens": 64}, "nats a token"), ({}, "as the script reports it")])
+def test_only_the_loss_of_a_script_that_trains_on_tokens_has_their_unit(more: dict[str, object], unit: str) -> None:
+    chart = loss_chart(history([], [at(5, 1, 1, seconds=1.0, **more), at(6, 1, 2, seconds=1.0, **more)]))
+    assert chart is not None
+    assert chart.unit == unit
 
 
 def test_a_loss_that_is_no_number_is_left_out() -> None:
