@@ -264,7 +264,8 @@ class Oom(msgspec.Struct, frozen=True):
     increment_bytes: int = 8 * GIB
     """Largest increase at once."""
     limit_bytes: int = 64 * GIB
-    """Upper bound. A node that runs out of this much fails the job."""
+    """Upper bound; if it is not written, at least the memory of each role. A node that runs out of this much fails the
+    job."""
 
 
 class JobSpec(msgspec.Struct, frozen=True):

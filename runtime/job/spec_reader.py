@@ -62,7 +62,7 @@ def spec_of(text: str | Mapping[str, Any], name: str = "job.yaml", flags: Iterab
     reading = _Reading(name, text)
     for entry in flags:
         reading.merge(entry)
-    spec = reading.with_tolerance(reading.struct(JobSpec, reading.top, ()))
+    spec = reading.with_memory_limit(reading.with_tolerance(reading.struct(JobSpec, reading.top, ())))
     for problem in () if reading.wrong else problems(spec):
         reading.refuse_contradiction(problem)
     if reading.wrong:
@@ -144,6 +144,13 @@ class _Reading:
             for name, role in spec.roles.items()
         }
         return replace(spec, roles=never)
+
+    def with_memory_limit(self, spec: JobSpec) -> JobSpec:
+        """The spec, whose nodes may have at least the memory that their roles ask for, if it does not say a limit."""
+        if self.wrong or "limit" in self.top.get("oom", {}):
+            return spec
+        most = max([spec.oom.limit_bytes, *(role.resources.memory_bytes for role in spec.roles.values())])
+        return replace(spec, oom=replace(spec.oom, limit_bytes=most))
 
     def struct(self, kind: Any, raw: Any, path: Path) -> Any:
         """The struct; where something is wrong, some struct of that kind, and the problem is noted."""

@@ -1,5 +1,6 @@
 """Single values of a spec as people write them. Each reader raises Wrong for what its field cannot have."""
 
+import math
 import re
 import sys
 from collections.abc import Callable
@@ -12,8 +13,11 @@ from msgspec.structs import FieldInfo
 from everstep.runtime.job import pod_template
 from everstep.runtime.job.spec import NodeEvent
 
-_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)(m|[KMGT]i?)?")
-_UNITS = {"m": 1e-3, **{f"{u}i": 1 << 10 * n for n, u in enumerate("KMGT", 1)}, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_QUANTITY = re.compile(r"\+?(\d+\.?\d*|\.\d+)(?:([numkKMGTPE]|[KMGTPE]i)|[eE]([+-]?\d+))?", re.ASCII)
+_UNITS = {
+    "n": 1e-9, "u": 1e-6, "m": 1e-3, **{f"{unit}i": 1 << 10 * n for n, unit in enumerate("KMGTPE", 1)}, "k": 1e3,
+    **{unit: 10.0 ** (3 * n) for n, unit in enumerate("KMGTPE", 1)},
+}  # fmt: skip
 USUAL_PRIORITY = "normal"
 """What CCE's console writes for a job without a PriorityClass."""
 Reader = Callable[[Any], Any]
@@ -31,11 +35,13 @@ def read(field: FieldInfo, value: Any) -> Any:
 
 
 def quantity(value: Any) -> float:
-    """`4Gi`, `500m`, `1.5`, as Kubernetes writes amounts."""
+    """`4Gi`, `500m`, `1.5`, `2147480k`, `1e9`, as Kubernetes writes amounts. What its API answers may be written
+    otherwise than what it was asked."""
     match = None if isinstance(value, bool) else _QUANTITY.fullmatch(str(value))
-    if not match:
+    amount = float(f"{match[1]}e{match[3] or 0}") * _UNITS.get(match[2], 1) if match else math.inf
+    if not math.isfinite(amount):
         raise Wrong("an amount like 8, 0.5, 500m, 4Gi")
-    return float(match[1]) * _UNITS.get(match[2], 1)
+    return amount
 
 
 def _as(kind: Any, what: str) -> Reader:

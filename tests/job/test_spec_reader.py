@@ -12,6 +12,7 @@ from everstep.runtime.job.spec import (
     HangPolicy,
     JobSpec,
     NodeEvent,
+    Oom,
     Patience,
     Placement,
     ReplicaType,
@@ -21,6 +22,7 @@ from everstep.runtime.job.spec import (
     RoleSpec,
 )
 from everstep.runtime.job.spec_reader import FlagValue, SpecError, spec_of
+from everstep.runtime.job.spec_values import Wrong, quantity
 from everstep.runtime.job.spec_writer import mapping_of
 from everstep.runtime.protocol.rounds import Framework
 
@@ -113,6 +115,35 @@ def test_a_dictionary_reads_like_the_same_yaml() -> None:
     expected = JobSpec("j", {"worker": RoleSpec(2, 1)}, placement=Placement.JOINED)
     assert spec_of(raw_spec) == expected
     assert spec_of("job: j\nplacement: joined\nreplicaSpecs: {worker: {replicas: 2, minReplicas: 1}}") == expected
+
+
+@pytest.mark.parametrize(
+    ("written", "amount"),
+    [
+        ("500m", 0.5), (1.5, 1.5), ("4Gi", 4 * GIB), ("2Ti", 2048 * GIB), ("1Ei", GIB**2), ("2147480k", 2147480000.0),
+        ("1K", 1000.0), ("1E", 1e18), ("1e9", 1e9), ("1E3", 1e3), (1e22, 1e22), ("5.", 5.0), (".5", 0.5), ("+1", 1.0),
+        ("250u", 250e-6),
+    ],
+)  # fmt: skip
+def test_an_amount_is_written_as_kubernetes_takes_and_answers_it(written: object, amount: float) -> None:
+    assert quantity(written) == pytest.approx(amount)
+
+
+@pytest.mark.parametrize(
+    "written", ["", "much", "-1", "1 Gi", "1gi", "1e400", "9" * 400, "1e", "Gi", True, None, "\u0663"]
+)
+def test_what_is_no_amount_is_refused(written: object) -> None:
+    with pytest.raises(Wrong, match="an amount like 8"):
+        quantity(written)
+
+
+def test_nodes_may_have_what_their_roles_ask_for_unless_a_lower_limit_is_written() -> None:
+    large = f"{BASE}    resources: {{memory: 2Ti}}\n"
+    assert spec_of(large).oom.limit_bytes == 2048 * GIB
+    assert spec_of(f"{large}oom: {{factor: 3}}\n").oom == Oom(3.0, limit_bytes=2048 * GIB)
+    assert spec_of(f"{BASE}    resources: {{memory: 1Gi}}\n").oom == Oom()
+    with pytest.raises(SpecError, match=r"its memory is more than oom\.limit_bytes, 68719476736"):
+        spec_of(f"{large}oom: {{limit: 64Gi}}\n")
 
 
 BASE = "job: j\nreplicaSpecs:\n  worker:\n    replicas: 2\n"
