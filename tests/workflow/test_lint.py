@@ -89,6 +89,9 @@ def test_sarif_names_file_line_and_rule() -> None:
 def test_a_key_that_is_there_twice_is_told_with_the_line_of_the_second() -> None:
     (document,) = read_text("a: 1\nb: {c: 1,\n  c: 2}\n")
     assert document.repeated == [(("b", "c"), 3)]
+    (merged,) = read_text("a: &a {c: 1, d: 2}\nb: {<<: *a,\n  c: 2}\ne: {<<: *a, c: 3,\n  c: 4}\n")
+    assert merged.value["b"] == {"c": 2, "d": 2}
+    assert merged.repeated == [(("e", "c"), 5)]
     assert isinstance(document, Document)
 
 

@@ -120,9 +120,10 @@ def read_text(text: str, file: str = "") -> list[Document]:
         while loader.check_node():
             node = loader.get_node()
             _check_size(node, {})
+            repeated = list(_repeated_keys(node, ()))  # First: a key that takes a merged one's place is no repetition.
             value = loader.construct_document(node)
             if value is not None:
-                documents.append(Document(value, file, dict(_line_numbers(node, ())), list(_repeated_keys(node, ()))))
+                documents.append(Document(value, file, dict(_line_numbers(node, ())), repeated))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         why = " ".join(str(error.problem or error.context or error).split())
