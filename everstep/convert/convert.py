@@ -2,8 +2,8 @@
 
 import json
 import posixpath
-import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from everstep.convert.field_reader import ConvertError, Fields, path_text
 from everstep.convert.gang import CREATE, Group, read_group, take_gang, what_becomes_of
 from everstep.convert.kinds import KINDS
 from everstep.convert.launcher import SLOTS, Launch, parse_launch, patience_of, starter_in, step_arguments
+from everstep.convert.names import read_name, with_role_names
 from everstep.convert.nearest import nearest
 from everstep.convert.pods import gpus_of, take_all
 from everstep.convert.source import Pod, Role, SourceJob
@@ -22,8 +23,6 @@ from everstep.runtime.workflow.manifest.yaml_source import Document, ReadError, 
 from everstep.steps.train.config import Config
 from everstep.steps.train.script import COMMAND
 
-_NAME = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
-"""A DNS subdomain."""
 _OF_SERVER = {
     "creationTimestamp": str, "generation": int, "managedFields": list, "resourceVersion": str, "selfLink": str,
     "uid": str,
@@ -36,6 +35,10 @@ _OF_CONTROLLER = "workflows.argoproj.io/"
 _USER = (
     "a cluster's pods run as user 1000 without capabilities, not as the image's user; nearest: securityContext of the "
     "pod and of its container"
+)
+_BRACES = (
+    "{{...}} in its texts is filled in by Argo where it knows the name, such as {{workflow.name}}; nearest: a file in "
+    "the image"
 )
 _INSTEAD = "nearest: a command that is only what it starts, and slots in a job spec"
 _KEYS = "on a cluster its nodes reach Everstep's store by them, too; nearest: keys of both, also in --store-secret"
@@ -72,13 +75,11 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     if version not in versions:
         raise fields.wrong(f"{version} is not known for {kind}; known is {' or '.join(versions)}", "apiVersion")
     fields.skip(dict, "status")
+    name = read_name(fields)
     groups = [read_group(other.value) for other in others if _kind(other) == _GROUP]
     group = groups[0] if len(groups) == 1 else Group()
-    job = take_gang(replace(read(fields), metadata=_metadata(fields)), file, fields.notes, group)
-    if not _NAME.fullmatch(job.name):
-        raise fields.wrong(
-            f"{job.name!r} is not a name for Kubernetes: it takes small letters, digits, - and .", "metadata", "name"
-        )
+    job = with_role_names(read(fields), file, fields.notes)
+    job = take_gang(replace(job, metadata=_metadata(fields)), file, fields.notes, group)
     more, pod = fields.notes, job.roles[0].pod
     if not image and not pod.image:
         raise fields.wrong("no image: its runtime's is not known here; name one, or give --image", "spec")
@@ -96,12 +97,14 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
         names = [entry.get("name") for entry in role.pod.container.get("env", [])]
         if own_keys := [name for name in names if name in (*NEEDED_KEYS, *OTHER_KEYS)]:
             more.append(f"{file}: {role.name}: {', '.join(own_keys)}: {_KEYS}")
+    if "{{" in json.dumps(arguments):
+        more.append(f"{file}: {_BRACES}")
     if not image:
         more.append(f"{file}: image {pod.image}: it must have Everstep installed; or give your own with --image")
     for other_image in dict.fromkeys(role.pod.image for role in job.roles if role.pod.image != pod.image):
         more.append(f"{file}: image {other_image}: it must have Everstep installed, too")
     return Conversion(
-        job.name, arguments, replace(pod, image=image or pod.image), job.metadata,
+        name, arguments, replace(pod, image=image or pod.image), job.metadata,
         tuple(as_text(note) for note in (*unmatched_fields, *more)),
     )  # fmt: skip
 
@@ -133,12 +136,29 @@ def _is_controllers(key: str) -> bool:
 
 def _only_job(documents: list[Document], file: str) -> tuple[Document, list[Document]]:
     """(the job, the objects beside it). Raises ConvertError."""
+    documents = [item for document in documents for item in _items(document)]
     jobs = [document for document in documents if _kind(document) in KINDS] if len(documents) > 1 else documents
     if len(jobs) != 1:
         raise ConvertError(f"{file}:1: {len(documents)} documents, of which {len(jobs)} are jobs; give a file with one")
     if not isinstance(jobs[0].value, dict):
         raise ConvertError(f"{file}:1: not a mapping; give the manifest of a job")
     return jobs[0], [document for document in documents if document is not jobs[0]]
+
+
+def _items(document: Document) -> list[Document]:
+    """The objects of a List, such as `kubectl get` prints it without a name; the document itself if it is none."""
+    if _kind(document) != "List" or not isinstance(items := document.value.get("items"), list):
+        return [document]
+    lines, repeated = document.lines.items(), document.repeated
+    return [
+        Document(
+            item,
+            document.file,
+            {path[2:]: line for path, line in lines if path[:2] == ("items", number)},
+            [(path[2:], line) for path, line in repeated if path[:2] == ("items", number)],
+        )
+        for number, item in enumerate(items)
+    ]
 
 
 def _kind(document: Document) -> str:
@@ -184,7 +204,7 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
         role.name for number, role in enumerate(roles) if role.name in {earlier.name for earlier in roles[:number]}
     ]:
         raise fields.wrong(f"two of its roles are called {twice[0]}; give each a name of its own", "spec")
-    launches = [launch for role in roles if (launch := _launch_of(role)) and launch.script]
+    launches = [launch for role in roles if (launch := _launch_of(role, job.variables)) and launch.script]
     scripts = {(_path_of(launch), launch.script_arguments) for launch in launches}
     is_one = len(launches) == len(roles) and len(scripts) == len({role.pod.command for role in roles}) == 1
     if is_one and not any(_is_mounted(_path_of(launch), role) for role, launch in zip(roles, launches, strict=True)):
@@ -192,7 +212,7 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
         _take_script(launches[0], arguments)
         _take_flags(launches[0], arguments, policies, file, notes)
     else:
-        roles = _take_commands(roles, arguments, policies, file, notes)
+        roles = _take_commands(job, arguments, policies, file, notes)
     arguments["script_settings"] = False  # Another system gives a script its own arguments alone.
     least, most = arguments.pop("min_nodes", None), arguments.pop("nodes", None)
     slots = arguments.pop("workers_per_node", None)
@@ -217,10 +237,10 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     return arguments
 
 
-def _launch_of(role: Role) -> Launch | None:
+def _launch_of(role: Role, of_job: Mapping[str, str]) -> Launch | None:
     container = role.pod.container
     literals = [entry for entry in container.get("env", []) if entry.get("value")]
-    variables = {str(entry.get("name")): str(entry["value"]) for entry in literals}
+    variables = {**of_job} | {str(entry.get("name")): str(entry["value"]) for entry in literals}
     variables |= {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
     variables["NUM_TRAINERS"] = str(role.slots)
     launch = parse_launch(role.pod.command, variables, str(container.get("workingDir") or ""))
@@ -259,13 +279,13 @@ def _take_script(launch: Launch, arguments: dict[str, Any]) -> None:
 
 
 def _take_commands(
-    roles: list[Role], arguments: dict[str, Any], policies: dict[str, Any], file: str, notes: list[str]
+    job: SourceJob, arguments: dict[str, Any], policies: dict[str, Any], file: str, notes: list[str]
 ) -> list[Role]:
     """Each role's workers run what its launcher would start, or its command unchanged. Returns the roles."""
     commands: dict[str, str] = {}
     taken: list[Role] = []
-    for role in roles:
-        launch = _launch_of(role)
+    for role in job.roles:
+        launch = _launch_of(role, job.variables)
         if launch and launch.has_launcher:
             _take_flags(launch, arguments, policies, file, notes)
             commands[role.name] = shlex.join(launch.program)

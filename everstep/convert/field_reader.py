@@ -127,7 +127,7 @@ class Fields:
         return list(self._unread((), self._document.value))
 
     def _unread(self, path: FieldPath, value: Any) -> Iterator[FieldPath]:
-        if path in self._read:
+        if path in self._read or value is None:
             return
         if path and not any(read_path[: len(path)] == path for read_path in self._read):
             yield path

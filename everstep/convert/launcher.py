@@ -20,6 +20,7 @@ from everstep.convert.shell import (
     read_start,
     split_commands,
     split_output,
+    words_to_expand,
 )
 
 _LAUNCHERS = ("torchrun", "dlrover-run")
@@ -28,7 +29,7 @@ _PASSES_RANK = "torch.distributed.launch"
 _MODULES = ("torch.distributed.run", _PASSES_RANK, "dlrover.trainer.torch.elastic_run")
 _STARTERS = (*_LAUNCHERS, "accelerate launch", "deepspeed", "horovodrun", "mpirun", "mpiexec")
 _STARTER = re.compile(
-    r"(?:(?:^|[;&|(\n]|\s-\w*c\s|\b(?:exec|env|nohup|time|then|else|do)\s)\s*(?:\w+=\S*\s+)*(?:\S*/)?"
+    r"(?:(?:^|[;&|(\n]|\s-\w*c\s|\b(?:exec|env|nohup|time|then|else|do|run)\s)\s*(?:\w+=\S*\s+)*(?:\S*/)?"
     rf"({'|'.join(map(re.escape, _STARTERS))})|\s-m\s+({'|'.join(map(re.escape, _MODULES))}))(?=[ \t\\])"
 )
 """At the beginning of a command of a shell's text, or of a program's words."""
@@ -90,13 +91,13 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: s
     known.
     """
     words, of_command = [fill_in(word, variables) for word in command], list[str]()
-    start, output = ShellStart(folder), ""
+    start, output, expanded = ShellStart(folder), "", frozenset[str]()
     if place := place_of_text(command):
         *earlier, last = split_commands(command[place]) or [""]
         last, output = split_output(last)
         if not is_plain(last):
             return None
-        start = read_start(earlier, folder, variables)
+        start, expanded = read_start(earlier, folder, variables), words_to_expand(last)
         try:
             words = shlex.split(fill_in(last, start.known))
         except ValueError:
@@ -108,7 +109,7 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: s
     if not rest:
         return None
     python = () if _NO_PYTHON in flags else ("python", "-m") if flags.keys() & set(_MODULE) else ("python",)
-    unfilled = tuple(word for word in rest if place and "$" in word)
+    unfilled = tuple(word for word in rest if (place and "$" in word) or word in expanded)
     if has_launcher and _PASSES_RANK in words[: -len(rest)] and _USE_ENV not in flags:
         rest.insert(1, "--local-rank=${local_rank}")  # Each worker's agent fills it in.
     flags = {name: value for name, value in flags.items() if name not in (*_MODULE, _NO_PYTHON, _USE_ENV)}

@@ -1,6 +1,6 @@
 """A role's pod template: what of it a role's template in a job spec takes as it is."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from everstep.convert.field_reader import Fields, number_in
@@ -21,12 +21,18 @@ _SPEC = [name for name in pod_template.SPEC if name != _OF_WORKFLOW]
 _TYPES = {**pod_template.CONTAINER, **pod_template.SPEC, **pod_template.METADATA}
 
 
-def read_pod(fields: Fields, path: FieldPath) -> Pod:
-    """The pod of the template at `path`. Raises ConvertError."""
+def read_pod(fields: Fields, path: FieldPath, name: str = "", operators: Sequence[str] = ()) -> Pod:
+    """The pod of the template at `path`, of which the container called `name` trains, else the first. `operators`:
+    variables that its operator sets besides the usual ones. Raises ConvertError."""
     spec, metadata = (*path, "spec"), (*path, "metadata")
-    if not fields.length(*spec, "containers"):
+    count = fields.length(*spec, "containers")
+    if not count:
         raise fields.wrong("missing: the pod needs a container", *spec, "containers")
-    first = (*spec, "containers", 0)
+    places = (number for number in range(count) if fields.text_at(*spec, "containers", number, "name") == name)
+    first = (*spec, "containers", next(places, 0) if name else 0)
+    for number in set(range(count)) - {first[-1]}:
+        fields.take(dict, *spec, "containers", number)
+        fields.note(f"no counterpart; nearest: {nearest(('sidecar',))}", *spec, "containers", number)
     container = take_all(fields, "Container", _CONTAINER, first)
     note_requests(fields, (*first, "resources"))
     template = take_all(fields, "Template", _SPEC, spec)
@@ -40,7 +46,7 @@ def read_pod(fields: Fields, path: FieldPath) -> Pod:
         fields.skip(str, *first, name)
     fields.skip(str, *metadata, "creationTimestamp")
     return Pod(
-        fields.take(str, *first, "image"), read_command(fields, first, container), container, template,
+        fields.take(str, *first, "image"), read_command(fields, first, container, operators), container, template,
         take_all(fields, "Spec", [_OF_WORKFLOW], spec),
     )  # fmt: skip
 
@@ -74,10 +80,12 @@ def note_requests(fields: Fields, path: FieldPath) -> None:
             fields.note(f"{request}: no counterpart; nearest: the limit, {limit}", *path, "requests", name)
 
 
-def read_command(fields: Fields, path: FieldPath, container: Mapping[str, Any]) -> tuple[str, ...]:
+def read_command(
+    fields: Fields, path: FieldPath, container: Mapping[str, Any], operators: Sequence[str] = ()
+) -> tuple[str, ...]:
     """`command` and `args` of the container at `path`. `$(NAME)` in them is a variable of `container`, or one that its
-    operator sets and a worker has. Raises ConvertError."""
-    variables, not_known = dict[str, str](), list[str](_OF_OPERATORS)
+    operator sets and a worker has: the usual ones and `operators`. Raises ConvertError."""
+    variables, not_known = dict[str, str](), [*_OF_OPERATORS, *operators]
     for entry in container.get("env", ()):
         if entry.get("valueFrom"):
             not_known.append(str(entry.get("name")))

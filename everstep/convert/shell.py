@@ -33,6 +33,8 @@ _TO_FILL = re.compile(r"'[^']*'|\\.|\$(\w+)|\$\{(\w+)\}", re.DOTALL)
 """A variable, or a part of the text in which none counts."""
 _PLAIN = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
 """A value that stands for itself, within quotes and without: there it may be several words."""
+_EXPANDED = re.compile(r"[*?\[]|^~|\{[^{}]*(?:,|\.\.)[^{}]*\}")
+"""In a word without quotes: names of files, one's own folder, several words (bash)."""
 _RENDEZVOUS = ("NODE_RANK", "DLROVER_MASTER_ADDR", "MASTER_ADDR", "MASTER_PORT")
 """Where a launcher's nodes meet: the train step decides it."""
 
@@ -120,6 +122,11 @@ def split_output(command: str) -> tuple[str, str]:
 def is_plain(command: str) -> bool:
     """Whether a shell would do nothing but start it, after filling in variables."""
     return not (_SYNTAX.search(_QUOTED.sub("", command)) or _SUBSTITUTION.search(_LITERAL.sub("", command)))
+
+
+def words_to_expand(command: str) -> frozenset[str]:
+    """Its words without quotes for which a shell would put names of files, or several words."""
+    return frozenset(word for word in _QUOTED.sub("", command).split() if _EXPANDED.search(word))
 
 
 def fill_in(text: str, variables: Mapping[str, str]) -> str:

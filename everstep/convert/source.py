@@ -42,12 +42,13 @@ class Role:
 class SourceJob:
     """What was read."""
 
-    name: str
     roles: tuple[Role, ...]
     """At least one; the first is that of rank 0."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """Arguments of the train step, by its config's fields."""
     policies: dict[str, Any] = field(default_factory=dict)
     """Fields of a job spec beside its roles, in its spelling."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Those that its operator sets to the same in all pods, as far as a launcher's flags may need them."""
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)
     """Its own labels and annotations."""

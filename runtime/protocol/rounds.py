@@ -18,6 +18,8 @@ class Framework(StrEnum):
     """EVERSTEP_DISCOVERY_SCRIPT, which lists the hosts of all roles but launcher; EVERSTEP_SSH, the job's own keys."""
     PADDLE = "paddle"
     """PADDLE_TRAINER_ID, PADDLE_TRAINERS_NUM, PADDLE_TRAINER_ENDPOINTS, PADDLE_CURRENT_ENDPOINT..."""
+    VOLCANO = "volcano"
+    """VC_TASK_INDEX: the node's number in its role; VC_<ROLE>_NUM, VC_<ROLE>_HOSTS: a role's nodes."""
 
 
 class Member(msgspec.Struct, frozen=True):

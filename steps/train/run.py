@@ -193,7 +193,7 @@ def _agent_command(config: Config, place: NodeBackend, check: list[str]) -> "Age
 
     spec = place.spec
     flags = [
-        *(["--preload=everstep.training"] if spec.framework is Framework.PYTORCH else []),
+        *(["--preload=everstep.training"] if spec.framework in (Framework.PYTORCH, Framework.VOLCANO) else []),
         *(["--stands-in"] if place.has_pods else []),
         f"--persist-interval={config.persist_interval}",
         f"--checkpoint-overhead={config.checkpoint_overhead}",

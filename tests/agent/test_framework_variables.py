@@ -1,4 +1,4 @@
-"""What the workers of TensorFlow, Horovod and Paddle find, from the seat of their node."""
+"""What the workers of TensorFlow, Horovod, Paddle and Volcano's jobs find, from the seat of their node."""
 
 import json
 import stat
@@ -110,6 +110,15 @@ def test_every_node_of_a_job_has_the_same_ssh_keys_and_another_job_has_others(tm
         text = (folder / public).read_bytes().removeprefix(b"* ")
         own = load_ssh_private_key((folder / private).read_bytes(), None).public_key()
         assert own == load_ssh_public_key(text)
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_a_node_finds_its_number_and_the_hosts_of_each_role_as_volcanos_plugins_say_them(local_rank: int) -> None:
+    found = variables(seat(Framework.VOLCANO, TRAINERS, "trainer", 1), local_rank, Path("/nowhere"))
+    assert found == {
+        "VC_TASK_INDEX": "1", "VK_TASK_INDEX": "1", "VC_LAUNCHER_NUM": "1", "VC_LAUNCHER_HOSTS": "10.0.0.1",
+        "VC_TRAINER_NUM": "2", "VC_TRAINER_HOSTS": "10.0.0.2,10.0.0.3",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("local_rank", [0, 1])

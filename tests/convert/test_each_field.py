@@ -189,7 +189,7 @@ def test_volcanos_tasks_wait_for_those_that_they_depend_on_and_its_plugins_are_l
         "name: nginx\n", "name: nginx\n    dependsOn: {name: [first]}\n", 1
     )
     assert convert(more, "f").arguments["job_spec"]["replicaSpecs"]["nginx"]["waitsFor"] == ["first"]
-    assert "spec.plugins.svc: no counterpart; nearest: RANK, WORLD_SIZE" in noted(text)
+    assert "spec.plugins.ssh: no counterpart; nearest: RANK, WORLD_SIZE" in noted(text.replace("svc: []", "ssh: []"))
     assert "spec.plugins.pytorch" not in noted(text)
     assert "spec.schedulerName" not in noted(text)
     assert "spec.schedulerName: no counterpart" in noted(text.replace("schedulerName: volcano", "schedulerName: mine"))

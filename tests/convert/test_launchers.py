@@ -237,6 +237,7 @@ def test_where_a_launchers_output_goes_is_listed(output: str) -> None:
         (["python", "-m", "a", "--strategy", "deepspeed", "--x"], ""),
         (["bash", "-lc", "A=1 mpirun -np 2 python a.py; echo done"], "mpirun"),
         (["sh", "-c", "pip install deepspeed x && python -m p"], ""),
+        (["uv", "run", "torchrun", "t.py"], "torchrun"),
     ],
 )  # fmt: skip
 def test_what_starts_processes_in_each_worker_is_told(command: list[str], starter: str) -> None:

@@ -56,7 +56,7 @@ def read(fields: Fields) -> SourceJob:
         roles_read = [replace(role, policies={"restartPolicy": "Never", **role.policies}) for role in roles_read]
     priority = fields.take(str, "spec", "priority", default=USUAL_PRIORITY)
     arguments = {"priority_class": priority} if priority != USUAL_PRIORITY else {}
-    return SourceJob(fields.take(str, "metadata", "name"), tuple(roles_read), arguments, policies)
+    return SourceJob(tuple(roles_read), arguments, policies)
 
 
 def _framework(fields: Fields, roles: list[str]) -> dict[str, Any]:

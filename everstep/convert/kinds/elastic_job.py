@@ -50,7 +50,7 @@ def read(fields: Fields) -> SourceJob:
         servers = {"policies": {"completePolicy": "None"}}
         roles = tuple(replace(role, **servers) if role.name in ENDLESS else role for role in roles)
     arguments = {"max_relaunches": max(counts)} if counts else {}
-    return SourceJob(fields.take(str, "metadata", "name"), roles, arguments, policies)
+    return SourceJob(roles, arguments, policies)
 
 
 def _role(fields: Fields, name: str) -> Role:

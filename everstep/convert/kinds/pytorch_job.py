@@ -6,6 +6,8 @@ from everstep.convert.pods import read_pod, read_slots
 from everstep.convert.restarts import read_restarts
 from everstep.convert.source import Role, SourceJob
 
+_CONTAINER = "pytorch"
+"""The name of the container that its operator looks after."""
 _REPLICAS, _ELASTIC, _RUN = ("spec", "pytorchReplicaSpecs"), ("spec", "elasticPolicy"), ("spec", "runPolicy")
 
 
@@ -20,7 +22,7 @@ def read(fields: Fields) -> SourceJob:
     nodes = fields.count(*_ELASTIC, "maxReplicas", default=fields.count(*_ELASTIC, "max", default=sum(counts.values())))
     least = fields.count(*_ELASTIC, "min", default=nodes, most=nodes)
     least = fields.count(*_ELASTIC, "minReplicas", default=least, most=nodes)
-    pods = {name: read_pod(fields, (*_REPLICAS, name, "template")) for name in names}
+    pods = {name: read_pod(fields, (*_REPLICAS, name, "template"), _CONTAINER) for name in names}
     restarts = {name: read_restarts(fields, (*_REPLICAS, name), "OnFailure") for name in names}
     of_all = "Worker" if "Worker" in names else "Master"
     for name in names:
@@ -37,4 +39,4 @@ def read(fields: Fields) -> SourceJob:
     slots_path = (*_ELASTIC, "nProcPerNode") if fields.has(*_ELASTIC, "nProcPerNode") else ("spec", "nprocPerNode")
     slots = read_slots(fields, slots_path, pods[of_all].container)
     role = Role("worker", nodes, least, pods[of_all], slots, restarts[of_all])
-    return SourceJob(fields.take(str, "metadata", "name"), (role,), arguments, policies)
+    return SourceJob((role,), arguments, policies)

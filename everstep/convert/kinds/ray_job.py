@@ -28,7 +28,5 @@ def read(fields: Fields) -> SourceJob:
         most = fields.count(*path, "maxReplicas", default=nodes, least=nodes)
         roles.append(Role(name, nodes, least, pod, policies={"maxReplicas": most} if most > nodes else {}))
     if fields.has("spec", "backoffLimit"):
-        return SourceJob(
-            fields.take(str, "metadata", "name"), tuple(roles), {"max_relaunches": fields.count("spec", "backoffLimit")}
-        )
-    return SourceJob(fields.take(str, "metadata", "name"), tuple(roles))
+        return SourceJob(tuple(roles), {"max_relaunches": fields.count("spec", "backoffLimit")})
+    return SourceJob(tuple(roles))

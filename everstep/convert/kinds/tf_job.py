@@ -9,6 +9,8 @@ from everstep.convert.pods import read_pod
 from everstep.convert.restarts import read_restarts
 from everstep.convert.source import Role, SourceJob
 
+_CONTAINER = "tensorflow"
+"""The name of the container that its operator looks after."""
 _REPLICAS, _RUN = ("spec", "tfReplicaSpecs"), ("spec", "runPolicy")
 _ROLES = {"Chief": "chief", "Master": "chief", "Worker": "worker", "PS": "ps", "Evaluator": "evaluator"}
 ALL = "AllWorkers"
@@ -33,11 +35,11 @@ def read(fields: Fields) -> SourceJob:
     arguments: dict[str, object] = {}
     if fields.has(*_RUN, "backoffLimit"):
         arguments["max_relaunches"] = fields.count(*_RUN, "backoffLimit")
-    return SourceJob(fields.take(str, "metadata", "name"), roles, arguments, policies)
+    return SourceJob(roles, arguments, policies)
 
 
 def _role(fields: Fields, name: str, ends: str) -> Role:
     path = (*_REPLICAS, name)
     nodes = fields.count(*path, "replicas", default=1, least=1)
     policies = {"completePolicy": ends, **read_restarts(fields, path, "Never")}
-    return Role(_ROLES[name], nodes, nodes, read_pod(fields, (*path, "template")), policies=policies)
+    return Role(_ROLES[name], nodes, nodes, read_pod(fields, (*path, "template"), _CONTAINER), policies=policies)

@@ -16,4 +16,4 @@ def read(fields: Fields) -> SourceJob:
     note_requests(fields, (*_TRAINER, "resourcesPerNode"))
     pod = Pod(fields.take(str, *_TRAINER, "image", default=""), read_command(fields, _TRAINER, container), container)
     slots = read_slots(fields, (*_TRAINER, "numProcPerNode"), container)
-    return SourceJob(fields.take(str, "metadata", "name"), (Role("worker", nodes, nodes, pod, slots),))
+    return SourceJob((Role("worker", nodes, nodes, pod, slots),))

@@ -6,6 +6,11 @@ from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod, read_texts
 from everstep.convert.source import Role, SourceJob
 
+_INDEX = ("VC_TASK_INDEX", "VK_TASK_INDEX")
+_SVC = (
+    "VC_<ROLE>_NUM and VC_<ROLE>_HOSTS are those of the round, with addresses as hosts; there is no /etc/volcano, and "
+    "pods have no names of their own; nearest: these variables, or MASTER_ADDR"
+)
 _COMPLETES = {"event": "TaskCompleted", "action": "CompleteJob"}
 
 
@@ -26,17 +31,36 @@ def read(fields: Fields) -> SourceJob:
         arguments["max_restarts"] = fields.count("spec", "maxRetry")
     if "pytorch" in fields.keys("spec", "plugins"):  # Its variables are there.
         read_texts(fields, ("spec", "plugins", "pytorch"))
+    policies, variables = _variables(fields, count)
     completing = [number for number in range(count) if _completes(fields, number)]
-    policies = {"completePolicy": "Any"} if completing else {}
+    policies |= {"completePolicy": "Any"} if completing else {}
     spare = total - fields.count("spec", "minAvailable", default=total, most=total)
-    roles = [_role(fields, number, spare if number == count - 1 else 0) for number in range(count)]
+    operators = [*_INDEX, *variables] if policies.get("frameworkType") else []
+    roles = [_role(fields, number, spare if number == count - 1 else 0, operators) for number in range(count)]
     if completing:
         ends = ["All" if number in completing else "None" for number in range(count)]
         roles = [
             replace(role, policies={**role.policies, "completePolicy": end})
             for role, end in zip(roles, ends, strict=True)
         ]
-    return SourceJob(fields.take(str, "metadata", "name"), tuple(roles), arguments, policies)
+    return SourceJob(tuple(roles), arguments, policies, {name: value for name, value in variables.items() if value})
+
+
+def _variables(fields: Fields, count: int) -> tuple[dict[str, str], dict[str, str]]:
+    """(the job spec's frameworkType, the names of what the plugin svc sets in all pods with the values that are known
+    here) for the plugins env and svc. Raises ConvertError."""
+    plugins = [name for name in ("env", "svc") if fields.has("spec", "plugins", name)]
+    for name in plugins:
+        read_texts(fields, ("spec", "plugins", name))
+    if "svc" not in plugins:
+        return ({"frameworkType": "volcano"} if plugins else {}), {}
+    fields.note(_SVC, "spec", "plugins", "svc")
+    variables = dict[str, str]()
+    for number in range(count):
+        task = fields.text_at("spec", "tasks", number, "name").upper().replace("-", "_")
+        variables[f"VC_{task}_HOSTS"] = ""
+        variables[f"VC_{task}_NUM"] = str(fields.count("spec", "tasks", number, "replicas", default=1))
+    return {"frameworkType": "volcano"}, variables
 
 
 def _completes(fields: Fields, number: int) -> bool:
@@ -50,11 +74,11 @@ def _completes(fields: Fields, number: int) -> bool:
     return False
 
 
-def _role(fields: Fields, number: int, spare: int) -> Role:
-    """`spare`: how many of its nodes the job can do without."""
+def _role(fields: Fields, number: int, spare: int, operators: list[str]) -> Role:
+    """`spare`: how many of its nodes the job can do without; `operators`: variables that plugins set."""
     path = ("spec", "tasks", number)
     nodes = fields.count(*path, "replicas", default=1, least=1)
-    pod = read_pod(fields, (*path, "template"))
+    pod = read_pod(fields, (*path, "template"), operators=operators)
     name = fields.take(str, *path, "name", default=f"worker{number or ''}")
     least = fields.count(*path, "minAvailable", default=max(1, nodes - spare), most=nodes)
     others = fields.take(list, *path, "dependsOn", "name", default=[])

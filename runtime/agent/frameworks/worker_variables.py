@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from everstep.runtime.agent.frameworks import horovod, paddle, tensorflow
+from everstep.runtime.agent.frameworks import horovod, paddle, tensorflow, volcano
 from everstep.runtime.protocol.rounds import Framework, Seat
 
 
@@ -16,6 +16,8 @@ def variables(seat: Seat, local_rank: int, folder: Path) -> dict[str, str]:
             return paddle.variables(seat, local_rank)
         case Framework.HOROVOD:
             return {"EVERSTEP_DISCOVERY_SCRIPT": str(folder / "discover_hosts.sh"), "EVERSTEP_SSH": str(folder / "ssh")}
+        case Framework.VOLCANO:
+            return volcano.variables(seat)
         case Framework.PYTORCH:
             return {}
 
