@@ -40,11 +40,9 @@ def shards(
     on, or from the next one if none was saved meanwhile: save when a shard is done, not in its middle. If the job
     restores an earlier iteration, the shard comes again. Workers wait until the shards of other workers are done, since
     these may come back. `shuffle` orders shards by (seed, epoch). Every worker must pass the same items; `name`
-    distinguishes several queues of one job. Without an agent, ranks take turns. A script that does not import torch
-    needs no `everstep.init`.
+    distinguishes several queues of one job. Without an agent, ranks take turns. It needs no `everstep.init`.
 
-    Raises ValueError for an invalid name, RuntimeError before `init`, and LinkError if workers pass different numbers
-    of items.
+    Raises ValueError for an invalid name, and LinkError if workers pass different numbers of items.
     """
     if not NAME.fullmatch(name):
         raise ValueError(f"name={name!r}: use up to 64 letters, digits and . _ -")
@@ -82,12 +80,12 @@ class _Torchless:
 
 
 def _this_worker() -> tuple[_Worker, Link | None]:
-    """Raises RuntimeError if a script that uses torch has not called `everstep.init`."""
+    """A script that does not use torch may have it: its node has imported it for all. Raises LinkError."""
     if "torch" not in sys.modules:
         return (worker := _torchless()), worker.link
-    from everstep.session import current
+    from everstep.session import current_or_first
 
-    session = current("shards")
+    session = current_or_first()
     session.end_rehearsal()  # A shard that a spare took would be missed by others.
     return session, session.context.link
 

@@ -51,14 +51,17 @@ import everstep
 
 for shard in everstep.shards(10):
     print("shard", shard.item, "rank", os.environ["RANK"])
-assert "torch" not in sys.modules
+assert ("torch" in sys.modules) == bool(sys.argv[1:])
 """
 
 
 @pytest.mark.long
-def test_a_script_of_another_framework_takes_shards_without_torch(launcher: Launcher) -> None:
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_script_that_does_not_use_torch_takes_shards(launcher: Launcher, is_there: bool) -> None:
+    """The train step's nodes import torch for all scripts."""
     (launcher.folder / "train.py").write_text(WITHOUT_TORCH)
-    outcome = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=2", "train.py"))
+    words = ["--preload=everstep.training", "train.py", "there"] if is_there else ["train.py"]
+    outcome = launcher.wait_for_end(launcher.start(EVERSTEP, "--standalone", "--nproc-per-node=2", *words))
     assert outcome.code == 0, outcome
     numbers_taken = [int(line.split()[1]) for line in outcome.lines() if line.startswith("shard ")]
     assert sorted(numbers_taken) == list(range(10))
