@@ -20,6 +20,8 @@ from everstep.runtime.display.flaghelp import Flags
 
 C = TypeVar("C")
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_FLAG = re.compile(r"^--[\w-]+(?==|$)")
+"""A flag's name, of a word that is one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,9 +101,13 @@ def add_verbs(parser: argparse.ArgumentParser, verbs: Mapping[str, tuple[type[An
 
 
 def with_dashes(words: Sequence[str]) -> list[str]:
-    """The command line with each flag's name spelled with dashes, also if it was written with underscores."""
+    """The command line with the name of each flag spelled with dashes, whichever way it was written. Several words
+    in one are the value of the flag before them, as argparse has it: `--script-args "--num_epochs 3"`."""
     end = words.index("--") if "--" in words else len(words)
-    flags = [re.sub(r"^--[^=]+", lambda name: name[0].replace("_", "-"), word) for word in words[:end]]
+    flags = list[str]()
+    for before, word in zip(["", *words], words[:end], strict=False):
+        is_value = bool(_FLAG.fullmatch(before) and re.search(r"\s", word))
+        flags.append(word if is_value else _FLAG.sub(lambda name: name[0].replace("_", "-"), word, count=1))
     return [*flags, *words[end:]]
 
 

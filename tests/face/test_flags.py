@@ -111,3 +111,17 @@ def test_a_wrong_flag_is_one_line_and_exit_code_2(
 def test_the_help_of_a_field_is_the_string_below_it() -> None:
     assert flags.field_help(Config, "nodes") == "How many nodes."
     assert flags.field_help(Config, "sure") == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--script_args", "--num_epochs 3 --data_dir /x"], ["--script-args", "--num_epochs 3 --data_dir /x"]),
+        (["--script-args", "--a_b=1 --c_d {global_batch}"], ["--script-args", "--a_b=1 --c_d {global_batch}"]),
+        (["--script_args=--a_b 1"], ["--script-args=--a_b 1"]),
+        (["--max_steps", "3", "--run_name=a_b c"], ["--max-steps", "3", "--run-name=a_b c"]),
+        (["--a_b", "--", "--c_d"], ["--a-b", "--", "--c_d"]),
+    ],
+)
+def test_only_the_names_of_flags_are_spelled_with_dashes(words: list[str], expected: list[str]) -> None:
+    assert flags.with_dashes(words) == expected
