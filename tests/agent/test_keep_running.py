@@ -26,7 +26,7 @@ def test_its_command_outlives_a_round_and_writes_to_the_next_ones_streams(tmp_pa
     go = tmp_path / "go"
 
     async def run() -> tuple[int, bytes, bytes, bytes]:
-        survivors = Survivors(lambda _: seated.set(), lambda *_: None)
+        survivors = Survivors(lambda _: seated.set(), lambda *_: None, lambda *_: None)
         seated = asyncio.Event()
         survivors.open(tmp_path / SOCKET_NAME)
         variables_set = {AGENT_VARIABLE: str(tmp_path / "link"), "EVERSTEP_ROUND": "1"}
