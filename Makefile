@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom images release docs reference picture screenshots ui-picture liveness soak survival clean accept-frameworks accept-chaos accept-seeing accept-survivors accept-gpu gpu-bundle test-metrics test-frameworks
+.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom images release docs reference picture screenshots ui-picture liveness soak drill-on-cluster survival clean accept-frameworks accept-chaos accept-seeing accept-survivors accept-gpu gpu-bundle test-metrics test-frameworks
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -150,7 +150,7 @@ accept-first-hour: $(READY)  ## every line about a user's first hour: wanted, me
 accept-frameworks: $(READY)  ## every line about other frameworks, data and job formats: wanted, measured, holds or not
 	$(BIN)/python -m benchmarks.accept_frameworks
 
-accept-chaos: $(READY)  ## every line about injected faults and the simulator: wanted, measured, holds or not (an hour and a half)
+accept-chaos: $(READY)  ## every line about injected faults and the simulator: wanted, measured, holds or not (two hours)
 	$(BIN)/python -m benchmarks.accept_chaos
 
 accept-survivors: $(READY)  ## every line that survivors promise: wanted, measured, holds or not (KILLS=200: two hours)
@@ -169,6 +169,10 @@ liveness: $(READY)  ## so many random sequences of whole jobs, in virtual time: 
 MINUTES ?= 30
 soak: $(READY)  ## one training of 4 nodes under a fault every 15 s, pairs among them, and what is left (MINUTES, SEED)
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(or $(SEED),0)
+
+EXPERIMENTS ?=
+drill-on-cluster: $(READY)  ## the drill in pods of two nodes by Argo, as root; build/drill-argo.html (EXPERIMENTS="NAMES": only these)
+	$(BIN)/python -m benchmarks.chaos_drill $(EXPERIMENTS)
 
 ROUNDS ?= 50
 survival: $(READY)  ## every fault of tests/survival ROUNDS times in a row on a busy machine (50: about 2 hours)

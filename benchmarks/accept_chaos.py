@@ -1,8 +1,7 @@
 """`make accept-chaos`: faults injected for real and in virtual time: wanted, measured, holds or not.
 
-Words on the command line select lines. Left out: faults on a real cluster (`make accept-cluster`; the drill there is
-`make test-cluster CLUSTER="tests/cluster/test_argo.py -k drill"`), and ChaosBlade's operator, whose resources are
-compared with its schema here.
+Words on the command line select lines. Left out: other faults on a real cluster than those of the drill (`make
+accept-cluster`), and ChaosBlade's operator, whose resources are compared with its schema here.
 """
 
 import argparse
@@ -11,18 +10,18 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from benchmarks import master
+from benchmarks import chaos_drill, master
 from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
 from everstep.steps.chaos.drill import CASES
 from tests import seaweedfs
+from tests.cluster import lifecycle
 from tests.harness import ROOT
 
-DRILL = "drill: {}"
+DRILL, IN_PODS = "drill: {}", "drill in pods of two nodes, by Argo: {}"
+LIKE_UNDISTURBED = "as the undisturbed training, within its limits"
 WEEK_S, WEEK_NODES = 300.0, 10_000
 GOODPUT = 0.99
 LOAD_S = 60.0
@@ -77,21 +76,27 @@ PROVEN: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def drill(options: argparse.Namespace) -> Iterator[Line]:
+def drill_here(options: argparse.Namespace) -> Iterator[Line]:
     """Run the drill with the asked experiments, on this machine."""
     names = [name for name in CASES if is_asked(DRILL.format(name), options.words)]
-    with tempfile.TemporaryDirectory(prefix="everstep-drill-") as folder:
-        command = [sys.executable, str(ROOT / "pipelines/chaos_drill.py"), "--iterations", "60", "--name", "accept"]
-        subprocess.run([*command, "--only", ",".join(names)], cwd=folder, stdout=sys.stderr, check=False)
-        log = Path(folder, "runs/accept/logs/verdict(0).log")
-        verdict_by_case = dict(line.split(": ", 1) for line in _lines(log) if line.partition(":")[0] in CASES)
+    yield from _rows(DRILL, names, chaos_drill.drill_here(names, 60))
+
+
+def drill_in_pods(options: argparse.Namespace) -> Iterator[Line]:
+    """The same on the cluster of two nodes."""
+    names = [name for name in chaos_drill.POSSIBLE_IN_PODS if is_asked(IN_PODS.format(name), options.words)]
+    if why := lifecycle.missing():
+        yield from (Line(IN_PODS.format(name), LIKE_UNDISTURBED, why, None) for name in names)
+        return
+    yield from _rows(IN_PODS, names, chaos_drill.drill_in_pods(names, chaos_drill.ITERATIONS))
+
+
+def _rows(promise: str, names: Sequence[str], page: str) -> Iterator[Line]:
+    rows = chaos_drill.rows_of(page)
     for name in names:
-        text = verdict_by_case.get(name, "no verdict")
-        yield Line(DRILL.format(name), "as the undisturbed training, within its limits", text, text.startswith("holds"))
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().splitlines() if path.exists() else []
+        row = rows.get(name)
+        measured_text, holds = (row.text, row.holds) if row else ("no verdict", False)
+        yield Line(promise.format(name), LIKE_UNDISTURBED, measured_text, holds)
 
 
 def week(_: argparse.Namespace) -> Iterator[Line]:
@@ -202,7 +207,8 @@ def second_s3(_: argparse.Namespace) -> Iterator[Line]:
 
 
 MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
-    **{DRILL.format(name): drill for name in CASES},
+    **{DRILL.format(name): drill_here for name in CASES},
+    **{IN_PODS.format(name): drill_in_pods for name in chaos_drill.POSSIBLE_IN_PODS},
     "simulator: a week of 10,000 nodes with bursts": week,
     "simulator: goodput at one failure in 3.1 h": published_simulation,
     NEAR_REAL: near_real,

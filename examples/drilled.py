@@ -4,23 +4,24 @@ Your step runs only if the drill holds: each fault that can be injected here fir
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from hera.workflows import DAG, Workflow, script
 
 import everstep
 from everstep.steps import corpus, preprocess
-from everstep.steps.chaos.drill import check_names, drill
+from everstep.steps.chaos.drill import check_cluster, check_names, drill
 
 
 @dataclass(frozen=True)
 class Config:
     """Each field is a flag of this file and a parameter of the workflow."""
 
-    corpus: str = ""
+    corpus: Annotated[str, everstep.LocalFile.TEXT] = ""
     """Comma separated paths, globs and s3:// addresses of text; empty: the text that comes with Python."""
     only: str = "process-crash,master-lost"
     """Comma separated names of experiments; empty: all. They are listed in steps/chaos/drill.py."""
-    script: str = ""
+    script: Annotated[str, everstep.LocalFile.SCRIPT] = ""
     """Your own training script instead of steps/train/llama.py."""
     nodes: int = 2
     """Nodes that train together."""
@@ -31,6 +32,10 @@ class Config:
         """Raise for input that no step could use, before anything starts."""
         corpus.Config(source=self.corpus).check()
         check_names(self.only)
+
+    def check_cluster(self) -> None:
+        """Raise for what no cluster can do, before anything is submitted."""
+        check_cluster(self.only)
 
 
 @script(image="python:3.11-slim")

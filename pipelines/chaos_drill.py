@@ -1,12 +1,14 @@
 """Drill a training: a run without faults, then one for each fault, and a page that says what each fault cost."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from hera.workflows import DAG, Workflow
 
 import everstep
-from everstep.steps import corpus, model, preprocess
-from everstep.steps.chaos.drill import check_names, drill
+from everstep.steps import corpus, model, preprocess, train
+from everstep.steps.chaos.drill import check_cluster, check_names, drill
+from everstep.steps.entry import StepError
 
 
 @dataclass(frozen=True)
@@ -15,11 +17,11 @@ class Config:
 
     only: str = ""
     """Comma separated names of experiments; empty: all. They are listed in steps/chaos/drill.py."""
-    corpus: str = ""
+    corpus: Annotated[str, everstep.LocalFile.TEXT] = ""
     """Comma separated paths, globs and s3:// addresses of text; empty: the text that comes with Python."""
-    model: str = "tiny"
+    model: Annotated[str, everstep.LocalFile.MODEL] = "tiny"
     """tiny, smollm2, a directory of a Llama, or s3://..."""
-    script: str = ""
+    script: Annotated[str, everstep.LocalFile.SCRIPT] = ""
     """Your own training script instead of steps/train/llama.py."""
     script_args: str = ""
     """Its arguments, as in a shell; {dataset}, {iterations}, ... stand for what the pipeline knows."""
@@ -41,6 +43,27 @@ class Config:
     def check(self) -> None:
         """Raise for input that no step could use, before anything starts."""
         check_names(self.only)
+        everstep.check_step(corpus.Config(source=self.corpus), source="corpus")
+        everstep.check_step(model.Config(self.model, sequence_length=self.sequence_length))
+        everstep.check_step(
+            train.Config(
+                script=self.script,
+                script_args=self.script_args,
+                nodes=self.nodes,
+                iterations=self.iterations,
+                sequence_length=self.sequence_length,
+                global_batch=self.global_batch,
+            )
+        )
+
+    def check_machine(self) -> None:
+        """Raise for what only a cluster can do, before a local run."""
+        if self.chaosblade:
+            raise StepError("--chaosblade: its operator injects faults into pods, and here nodes are processes")
+
+    def check_cluster(self) -> None:
+        """Raise for what no cluster can do, before anything is submitted."""
+        check_cluster(self.only, chaosblade=self.chaosblade)
 
 
 def build(config: Config) -> Workflow:

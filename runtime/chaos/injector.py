@@ -1,5 +1,6 @@
 """What an injector is, and the kinds of faults."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -58,6 +59,15 @@ OF_THE_JOB = (Kind.RESIZE, Kind.MASTER, Kind.STORE, Kind.DISK, Kind.EVERYTHING)
 """What happens to no node in particular."""
 BY_CHAOSBLADE = (Kind.PREEMPT, Kind.FORK_SERVER, Kind.CPU, Kind.MEMORY, Kind.NETWORK)
 """What ChaosBlade's operator can do."""
+_NO_DISK = "the store of pods is no disk of their machine"
+NOT_IN_PODS: Mapping[Kind, str] = {
+    Kind.NETWORK: "no program in a pod may drop its packets; with --chaosblade, ChaosBlade's operator does it",
+    Kind.STORE: "no program in a pod may cut its way to the store, and others use its server; stop that one yourself",
+    Kind.DISK: _NO_DISK,
+    Kind.SLOW_DISK: _NO_DISK,
+    Kind.FREEZE: "no process can stop the first one of its container; `slow` stops the training processes",
+}
+"""What cannot be done to pods by the rights of a namespace, and why."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from everstep.runtime.chaos import in_pod
-from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
+from everstep.runtime.chaos.injector import NOT_IN_PODS, Fault, FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.job_pods import SEEN_S, JobPods, Pod
 from everstep.runtime.chaos.progress import Progress, mention_of, oom_fired, role_to_resize
 from everstep.runtime.job.reasons import Reason
@@ -56,9 +56,7 @@ class ClusterInjector:
         }
 
     def refusal(self, kind: Kind) -> str:
-        if kind in self._faults:
-            return ""
-        return f"not on a cluster without ChaosBlade; these are possible: {', '.join(self._faults)}"
+        return f"not on a cluster: {NOT_IN_PODS[kind]}" if kind in NOT_IN_PODS else ""
 
     async def prepare(self, kind: Kind) -> None:
         """Nothing."""

@@ -26,6 +26,7 @@ def run(config: Config) -> Result:
     """Write the page. Raises StepError with exit code 1 if a line does not hold, or no fault fired, after that."""
     from everstep.runtime.report import WorkflowFacts, read_run
     from everstep.runtime.store import open_store
+    from everstep.steps.train.nodes import POD_VARIABLE
 
     store = open_store(config.store)
     run_data = read_run(store, config.run, facts=WorkflowFacts(uid=config.uid))
@@ -46,6 +47,7 @@ def run(config: Config) -> Result:
         rows.append(row(experiment, fault_fired, why, mine, reference, config.tolerance))
         print(in_words(rows[-1]), file=sys.stderr, flush=True)
     page = write_page(config, rows, references)
+    see = "see this step's artifact drill" if os.environ.get(POD_VARIABLE) else f"see {page}"
     good = sum(outcome.good for outcome in rows)
     bad = [outcome.name for outcome in rows if not outcome.good and not outcome.refused]
     refused_names = [outcome.name for outcome in rows if outcome.refused]
@@ -53,11 +55,11 @@ def run(config: Config) -> Result:
         f"; not possible here: {', '.join(refused_names)}" if refused_names else ""
     )
     if bad:
-        raise StepError(f"{line}; not: {', '.join(bad)}; see {page}", ExitCode.FAILED)
+        raise StepError(f"{line}; not: {', '.join(bad)}; {see}", ExitCode.FAILED)
     if not good:
-        raise StepError(f"{line}: no fault met a training, so nothing is shown; see {page}", ExitCode.FAILED)
+        raise StepError(f"{line}: no fault met a training, so nothing is shown; {see}", ExitCode.FAILED)
     facts = {"experiments": len(rows), "hold": good, "refused": refused_names}
-    return Result(line, {"verdict": line}, facts, {PAGE: page})
+    return Result(f"{line}; {see}", {"verdict": line}, facts, {PAGE: page})
 
 
 def in_words(outcome: Row) -> str:

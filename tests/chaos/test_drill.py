@@ -14,16 +14,25 @@ import msgspec
 import pytest
 from hera.workflows import DAG, Workflow
 
+from benchmarks.chaos_drill import rows_of
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.report.history import Point
 from everstep.runtime.store import DirectoryStore, open_store
 from everstep.steps import train
-from everstep.steps.chaos.drill import CASES, check_names, drill
+from everstep.steps.chaos.drill import CASES, check_cluster, check_names, drill
 from everstep.steps.entry import StepError
 from everstep.steps.train.job import job_of
-from everstep.steps.verdict.compare import FinalState, Training, compare_samples, compare_states, cost, row
+from everstep.steps.verdict.compare import (
+    FinalState,
+    Training,
+    compare_samples,
+    compare_states,
+    cost,
+    refused_row,
+    row,
+)  # fmt: skip
 from everstep.steps.verdict.config import Config, Experiment
-from everstep.steps.verdict.run import final_state
+from everstep.steps.verdict.run import final_state, write_page
 from everstep.steps.verdict.run import run as give_verdict
 from tests.checkpoint.test_random_damages import commit
 from tests.harness import ROOT
@@ -149,6 +158,19 @@ def test_an_unknown_experiment_is_named() -> None:
         check_names("process-crash, x")
 
 
+def test_what_no_cluster_can_do_is_refused_before_anything_is_submitted(capsys: pytest.CaptureFixture[str]) -> None:
+    for only, chaosblade in (("store-lost, process-crash", False), ("network-loss,store-lost", True)):
+        with pytest.raises(StepError, match=r"^--only store-lost: not on a cluster \(store-lost: no program in a pod"):
+            check_cluster(only, chaosblade=chaosblade)
+    with pytest.raises(StepError, match=r"^--only network-loss,store-lost: not on a cluster"):
+        check_cluster("network-loss,store-lost")
+    check_cluster("process-crash")
+    check_cluster("network-loss", chaosblade=True)
+    assert not capsys.readouterr().err
+    check_cluster("")
+    assert "their trainings run without: network-loss: no program in a pod may" in capsys.readouterr().err
+
+
 def test_the_cost_is_the_longest_gap_and_what_was_done_again() -> None:
     points = [*curve(9, 8, 7), Point(6.0, 2, 3, 7.0), Point(9.0, 2, 4, 6.0)]
     assert cost(points, 3.5) == (5.5, 1)
@@ -206,6 +228,26 @@ def judge(folder: Path, *experiments: Experiment, **chaos_facts: dict[str, Any])
 def test_a_drill_without_any_fault_shows_nothing(tmp_path: Path) -> None:
     why = judge(tmp_path, Experiment("a", 5, 1), a={"refused": "this machine has none mounted"})
     assert "0 of 1 experiments hold; not possible here: a: no fault met a training" in why
+
+
+def test_in_a_pod_the_page_is_an_artifact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judge(tmp_path, Experiment("a", 5, 1)).endswith(f"; see {tmp_path}/outputs/drill.html")
+    monkeypatch.setenv("EVERSTEP_POD", "w-verdict-1")
+    assert judge(tmp_path, Experiment("a", 5, 1)).endswith("; see this step's artifact drill")
+
+
+def test_the_rows_of_a_page_are_those_of_the_verdict(tmp_path: Path) -> None:
+    mine = training(curve(3, 2, 1), a=[1.0, 2.0])
+    experiments = [Experiment("a", 5, 1), Experiment("b", 0, 0)]
+    verdicts = [
+        row(experiments[0], {**FIRED, "evidence": "3 -> 4 < 5"}, "", mine, mine, 0.02),
+        refused_row(experiments[1], "no & no"),
+    ]
+    rows = rows_of(write_page(Config(outputs=str(tmp_path)), verdicts, {"reference": mine}).read_text())
+    assert {name: one.holds for name, one in rows.items()} == {"a": True, "b": False}
+    assert rows["a"].text.startswith("seconds 0.5 (at most 5), computed again 0 (at most 1), state 0.0 MB the same")
+    assert rows["a"].text.endswith("samples 3 of 3 losses compared; n: 3 -> 4 < 5")
+    assert rows["b"].markdown == "| b: not possible here: no & no | - | - | - | - |"
 
 
 def test_an_experiment_whose_reference_failed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

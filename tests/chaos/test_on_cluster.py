@@ -141,8 +141,14 @@ def test_a_node_without_a_pod_has_not_been_hit(tmp_path: Path) -> None:
 
 
 def test_what_no_program_in_a_pod_can_do_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotPossibleError, match="not on a cluster without ChaosBlade; these are possible: node, preem"):
+    with pytest.raises(NotPossibleError, match="not on a cluster: no program in a pod may drop its packets; with --"):
         inject(tmp_path, Fault(Kind.NETWORK), PodApi())
+
+
+def test_each_kind_is_possible_on_a_cluster_or_refused_with_its_reason() -> None:
+    access = KubeApi(Access("http://nowhere", "ml"))
+    injector = ClusterInjector(access, "train", Progress(open_store("nowhere"), "j"), random.Random(0))
+    assert {kind for kind in Kind if injector.refusal(kind)} == set(Kind) - set(injector._faults)
 
 
 @pytest.mark.parametrize("kind", in_pod.KINDS)

@@ -1,20 +1,15 @@
 """The running cluster, for all tests of this folder: `make test-cluster`."""
 
-import json
-import secrets
-import signal
 from collections.abc import Iterator
 
 import pytest
 
-from everstep.runtime.store import open_store
-from tests.cluster import argo, lifecycle, processes
+from tests.cluster import argo, corpora, lifecycle, processes
 from tests.cluster.argo import ByArgo
 from tests.cluster.lifecycle import Cluster
-from tests.cluster.plane import BUCKET
 from tests.cluster.trainings import Training, dataset_in
 from tests.golang import NoGoError
-from tests.harness import ROOT, busy
+from tests.harness import busy
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -33,12 +28,8 @@ def cluster() -> Iterator[Cluster]:
         lifecycle.programs()
     except NoGoError as why:
         pytest.skip(str(why))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Whoever ends a run so leaves no cluster behind.
-    with lifecycle.alone():
-        try:
-            yield lifecycle.up()
-        finally:
-            lifecycle.down()
+    with lifecycle.brought_up() as running_cluster:
+        yield running_cluster
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +69,11 @@ def by_argo(cluster: Cluster, dataset: str) -> Iterator[ByArgo]:
 
 @pytest.fixture(scope="module")
 def lines() -> bytes:
-    """A small corpus: a document for each paragraph that Everstep's own documents have."""
-    pages = (ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
-    paragraphs = [paragraph for page in sorted(pages) for paragraph in page.read_text().split("\n\n")]
-    return "\n".join(json.dumps({"text": paragraph}) for paragraph in paragraphs).encode()
+    """A small corpus."""
+    return corpora.lines()
 
 
 @pytest.fixture(scope="module")
-def text(cluster: Cluster, lines: bytes) -> str:
+def text(cluster: Cluster) -> str:
     """Its URI."""
-    folder, name = f"s3://{BUCKET}/text-{secrets.token_hex(3)}", "text.jsonl"
-    open_store(folder, environment=cluster.store).put(name, lines)
-    return f"{folder}/{name}"
+    return corpora.corpus_in(cluster)

@@ -116,6 +116,17 @@ def alone() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def brought_up() -> Iterator[Cluster]:
+    """The cluster, up for as long as the block uses it; other users of this machine wait. Raises as `up` does."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # Whoever ends a run so leaves no cluster behind.
+    with alone():
+        try:
+            yield up()
+        finally:
+            down()
+
+
 def status() -> str:
     """What runs, and the nodes as Kubernetes sees them."""
     if not names():
