@@ -17,7 +17,7 @@ from everstep.runtime.chaos.progress import Progress, mention_of, oom_fired, rol
 from everstep.runtime.job.reasons import Reason
 from everstep.runtime.job.records import FaultJudged, NodeLost
 from everstep.runtime.platform.kubernetes import KubeApi, KubeError
-from everstep.runtime.platform.kubernetes.pods import AGENT_CONTAINER, GRACE_S, object_name
+from everstep.runtime.platform.kubernetes.pods import AGENT_CONTAINER, object_name
 from everstep.runtime.platform.kubernetes.sizes import KEY, bounds_of, format_sizes, parse_sizes
 
 TAINT = {"key": "everstep/chaos", "value": "drill", "effect": "NoExecute"}
@@ -29,6 +29,11 @@ CHECK_S = 600.0
 END_SEEN_S = 30.0
 """The job knows within this time that a node's container has ended."""
 END_FIRST_PROCESS = ("python", "-c", "import os, signal; os.kill(1, signal.SIGTERM)")
+
+
+def _grace_s(pod: Pod) -> int:
+    """The pod's own: whoever preempts it, or deletes it by kubectl, gives it that."""
+    return pod["spec"].get("terminationGracePeriodSeconds", 30)
 
 
 class ClusterInjector:
@@ -82,7 +87,7 @@ class ClusterInjector:
 
     async def _delete_node(self, fault: Fault) -> FiredFault:
         name, pod = await self._pods.victim(fault)
-        grace = GRACE_S if fault.kind is Kind.PREEMPT else 0
+        grace = _grace_s(pod) if fault.kind is Kind.PREEMPT else 0
         moment = await self._delete([pod], grace)
         return FiredFault(fault.kind, name, moment, f"pod {pod['metadata']['name']} deleted with {grace} s of grace")
 
@@ -143,7 +148,7 @@ class ClusterInjector:
         try:
             if cordon:
                 await self._api.patch("nodes", machine, {"spec": {"unschedulable": True}})
-                await self._delete([pod], GRACE_S)
+                await self._delete([pod], _grace_s(pod))
             else:
                 await self._set_taint(machine, present=True)
                 await self._pods.wait_until_going(pod)

@@ -38,7 +38,11 @@ from tests.platform.pod_api import PodApi
 def pod(name: str, labels: dict[str, str], owner: str = "j", **annotations: str) -> dict[str, Any]:
     metadata = {"name": name, "uid": f"u-{name}", "labels": labels, "annotations": annotations}
     metadata["ownerReferences"] = [{"kind": "Workflow", "uid": owner}]
-    return {"metadata": metadata, "spec": {"nodeName": "m1"}, "status": {"phase": "Running"}}
+    return {
+        "metadata": metadata,
+        "spec": {"nodeName": "m1", "terminationGracePeriodSeconds": 25},
+        "status": {"phase": "Running"},
+    }
 
 
 def inject(folder: Path, fault: Fault, server: PodApi, *, by_blade: bool = False) -> FiredFault:
@@ -65,6 +69,11 @@ def test_a_lost_node_is_a_pod_deleted_by_force(tmp_path: Path) -> None:
     fired = inject(tmp_path, Fault(Kind.NODE, "worker-1-0"), server)
     assert fired.evidence == "pod worker-1-0 deleted with 0 s of grace"
     assert server.pods.keys() == {"worker-0-0", "step", "other", "theirs"}
+
+
+def test_a_preempted_pod_has_its_own_grace_period(tmp_path: Path) -> None:
+    server = PodApi()
+    assert inject(tmp_path, Fault(Kind.PREEMPT, "worker-1-0"), server).evidence.endswith("deleted with 25 s of grace")
 
 
 def test_the_masters_pod_is_that_of_the_steps_task_in_its_run(tmp_path: Path) -> None:

@@ -150,3 +150,16 @@ def test_the_drill_holds_on_a_cluster(
     row = chaos_drill.rows_of(chaos_drill.fetch_page(cluster, name))[experiment]
     record_property("row", row.text)
     assert row.holds
+
+
+def test_a_drill_without_any_fault_fails_and_its_page_says_why(cluster: Cluster, text: str, tmp_path: Path) -> None:
+    unasked = (ROOT / "pipelines/chaos_drill.py").read_text().replace("def check_cluster", "def check_nothing")
+    (pipeline := tmp_path / "unasked.py").write_text(unasked)
+    name = f"drill-{secrets.token_hex(3)}"
+    words = [*argo_flags(name), "--corpus", text, "--iterations", "20", "--only", "store-lost"]
+    completed = run_python(cluster, str(pipeline), *words)
+    phases = argo.phases(argo.workflow(cluster.kubectl, name))
+    assert (completed.returncode, phases["verdict"], phases["chaos-store-lost"]) == (1, "Failed", "Succeeded")
+    assert "0 of 1 experiments hold; not possible here: store-lost" in completed.stderr
+    row = chaos_drill.rows_of(chaos_drill.fetch_page(cluster, name))["store-lost"]
+    assert row.cells["what happened"].startswith("not possible here: not on a cluster: no program in a pod")
