@@ -149,6 +149,8 @@ class _Rounds:
                 with suppress(OSError):
                     self._link.send(Failed(self._round))
                 raise
+            if isinstance(error, RoundOver):
+                _tell_of_interrupted(error)
             _release_frames(error)
             return False
         finally:
@@ -312,6 +314,17 @@ def _may_follow(error: BaseException) -> bool:
         isinstance(each, ConnectionError) or (isinstance(each, RuntimeError) and "Connection" in str(each))
         for each in _chain(error)
     )
+
+
+def _tell_of_interrupted(round_over: RoundOver) -> None:
+    """Say which error of the script's own was under way: it may be why the round is over, as where `main` ends its
+    groups and then does other things before it lets the error out."""
+    for each in _chain(round_over):
+        if not isinstance(each, RoundOver | StopIteration | ConnectionError) and not _is_collectives(each):
+            place = traceback.extract_tb(each.__traceback__)[-1]
+            where = f"{os.path.basename(place.filename)}:{place.lineno}"
+            print(f"everstep: the end of the round has interrupted this: {_as_text(each)} ({where})", file=sys.stderr)
+            return
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -1,7 +1,8 @@
 """A survivor whose communicator fails within a collective that does not end: `failed_network_script.py WORD`.
 
 With WORD `lost` a peer has ended, which the agent says at once; with `told` the agent ends the round when it is told of
-the error; with `alone` it says nothing. What the worker tells it is printed.
+the error; with `alone` it says nothing. What the worker tells it is printed. With `cleaning` the round ends while the
+script's function ends by an error of its own.
 """
 
 import os
@@ -61,7 +62,14 @@ def main() -> None:
         fails.set()
         assert not threading.Event().wait(30.0)
 
-    assert not rounds.run(collective)
+    def cleaning() -> None:
+        try:
+            raise ValueError("a bad batch")
+        finally:
+            link.messages.put((RoundEnded(1), []))
+            assert not threading.Event().wait(30.0)
+
+    assert not rounds.run(cleaning if sys.argv[1] == "cleaning" else collective)
     os._exit(LEAVING)
 
 

@@ -54,6 +54,13 @@ def test_a_communicators_error_is_told_to_the_agent_and_ends_the_worker_only_if_
     assert ("COMM_ERROR of default_pg on cuda: this worker ends" in printed) is (word == "alone")
 
 
+def test_an_error_of_the_scripts_own_that_the_rounds_end_interrupts_is_said(tmp_path: Path, forks: Forks) -> None:
+    number = forks.start([str(FAILED_NETWORK), "cleaning"], {}, tmp_path / "err")
+    assert forks.wait(number) == LEAVING, (tmp_path / "err").read_text()
+    said = "everstep: the end of the round has interrupted this: ValueError: a bad batch (failed_network_script.py:"
+    assert said in (tmp_path / "err").read_text()
+
+
 GLOO = "[../gloo/transport/tcp/pair.cc:547]"
 MISMATCH = (
     f"[enforce fail at {GLOO}] op.preamble.length <= op.nbytes. 72 vs 4. Received data size doesn't match expected "
