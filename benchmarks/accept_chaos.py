@@ -18,6 +18,7 @@ from benchmarks.acceptance import Line, is_asked, judge, parse_options, prove
 from everstep.steps.chaos.drill import CASES
 from tests import seaweedfs
 from tests.cluster import lifecycle
+from tests.golang import NoGoError
 from tests.harness import ROOT
 
 DRILL, IN_PODS = "drill: {}", "drill in pods of two nodes, by Argo: {}"
@@ -88,7 +89,14 @@ def drill_in_pods(options: argparse.Namespace) -> Iterator[Line]:
     if why := lifecycle.missing():
         yield from (Line(IN_PODS.format(name), LIKE_UNDISTURBED, why, None) for name in names)
         return
-    yield from _rows(IN_PODS, names, chaos_drill.drill_in_pods(names, chaos_drill.ITERATIONS))
+    try:
+        page = chaos_drill.drill_in_pods(names, chaos_drill.ITERATIONS)
+    except NoGoError as error:
+        yield from (Line(IN_PODS.format(name), LIKE_UNDISTURBED, str(error), None) for name in names)
+    except lifecycle.ClusterError as error:
+        yield from (Line(IN_PODS.format(name), LIKE_UNDISTURBED, str(error), False) for name in names)
+    else:
+        yield from _rows(IN_PODS, names, page)
 
 
 def _rows(promise: str, names: Sequence[str], page: str) -> Iterator[Line]:

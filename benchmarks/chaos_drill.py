@@ -167,6 +167,8 @@ def main() -> int:
     options = parser.parse_args()
     try:
         names = check_names(",".join(options.experiments or POSSIBLE_IN_PODS))
+        if impossible := [name for name in names if name not in POSSIBLE_IN_PODS]:
+            raise StepError(f"{', '.join(impossible)}: not on a cluster; there are {', '.join(POSSIBLE_IN_PODS)}")
         if why := lifecycle.missing():
             raise ClusterError(why)
         with _watch_load() as loads:

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -39,7 +39,7 @@ def parse(config: type[C], prog: str, description: str, arguments: Sequence[str]
     """The config that the command line gives. A wrong flag ends the process: one line on stderr, exit code 2."""
     parser = Flags(prog=prog, description=description, allow_abbrev=False)
     add_flags(parser, config)
-    return read_flags(config, parser.parse_args(with_dashes(sys.argv[1:] if arguments is None else arguments)))
+    return read_flags(config, parser.parse_args(with_dashes(parser, sys.argv[1:] if arguments is None else arguments)))
 
 
 def add_flags(parser: argparse._ActionsContainer, config: type[Any]) -> None:
@@ -100,15 +100,25 @@ def add_verbs(parser: argparse.ArgumentParser, verbs: Mapping[str, tuple[type[An
         add_action(below.add_parser(name, help=text.partition("\n")[0], description=text), config, act)
 
 
-def with_dashes(words: Sequence[str]) -> list[str]:
+def with_dashes(parser: argparse.ArgumentParser, words: Sequence[str]) -> list[str]:
     """The command line with the name of each flag spelled with dashes, whichever way it was written. Several words
-    in one are the value of the flag before them, as argparse has it: `--script-args "--num_epochs 3"`."""
-    end = words.index("--") if "--" in words else len(words)
+    in one are the value of the flag before them, unless they begin with a flag of the parser's and `=`, as argparse has
+    it: `--script-args "--num_epochs 3"`."""
+    end, known = words.index("--") if "--" in words else len(words), set(_names_of_flags(parser))
     flags = list[str]()
     for before, word in zip(["", *words], words[:end], strict=False):
-        is_value = bool(_FLAG.fullmatch(before) and re.search(r"\s", word))
-        flags.append(word if is_value else _FLAG.sub(lambda name: name[0].replace("_", "-"), word, count=1))
+        spelled = _FLAG.sub(lambda name: name[0].replace("_", "-"), word, count=1)
+        is_value = _FLAG.fullmatch(before) and re.search(r"\s", word) and spelled.partition("=")[0] not in known
+        flags.append(word if is_value else spelled)
     return [*flags, *words[end:]]
+
+
+def _names_of_flags(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from _names_of_flags(below)
 
 
 def _type_options(hint: Any, look: Flag, has_words: bool) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def _read_flags(prog: str, config_type: type[C]) -> tuple[C, Submission]:
         flags.add_flags(own, config_type)
     except ValueError as error:
         parser.error(str(error))
-    values = parser.parse_args(flags.with_dashes(sys.argv[1:]))
+    values = parser.parse_args(flags.with_dashes(parser, sys.argv[1:]))
     return flags.read_flags(config_type, values), flags.read_flags(Submission, values)
 
 

@@ -37,6 +37,7 @@ from everstep.group_sockets import GroupSockets, communicator_error
 from everstep.kept_values import KeptValues
 from everstep.process_group import leave
 from everstep.rehearsal import rehearse
+from everstep.runtime.agent.script import exit_code_of
 from everstep.runtime.checkpoint.shard import copy_to_slot
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.job.error_kinds import UNKNOWN, evidence_line, kind_of
@@ -146,8 +147,9 @@ class _Rounds:
         except BaseException as error:
             self._inside = False
             if not self._is_round_over(error):
-                with suppress(OSError):
-                    self._link.send(Failed(self._round))
+                if code := exit_code_of(error):
+                    with suppress(OSError):
+                        self._link.send(Failed(self._round, code))
                 raise
             if isinstance(error, RoundOver):
                 _tell_of_interrupted(error)
@@ -211,15 +213,19 @@ class _Rounds:
         if self._over.is_set() or isinstance(error, RoundOver):
             return True
         if lost := _lost_connection(error):
-            return self._ends_without(lost, self._round)
+            return self._ends_without(lost, self._round, error)
         return _may_follow(error) and round_ends.wait(_PEER_LOST_S)
 
-    def _ends_without(self, connection: str, round_: int) -> bool:
+    def _ends_without(self, connection: str, round_: int, error: BaseException | None = None) -> bool:
         """Whether the round ends, as a connection has failed with this error: by itself, or as the agent is told."""
         if round_ends.wait(_GRACE_S):
             return True
-        with suppress(OSError):
+        if error is not None:
+            traceback.print_exception(error)  # Nobody else does: the process stays.
+        try:
             self._link.send(LostConnection(round_, connection))
+        except OSError:
+            return round_ends.is_set()
         return round_ends.wait(_SILENCE_S)
 
     def _listen(self) -> None:
@@ -230,8 +236,8 @@ class _Rounds:
                 case LastIteration():
                     round_ends.set()
                 case RoundEnded():
+                    self._over.set()  # First: who waits for the other then waits for the cut, too.
                     round_ends.set()
-                    self._over.set()
                     is_aborted.set()
                     self.sockets.cut()
                     self._cut.set()
@@ -319,11 +325,12 @@ def _may_follow(error: BaseException) -> bool:
 def _tell_of_interrupted(round_over: RoundOver) -> None:
     """Say which error of the script's own was under way: it may be why the round is over, as where `main` ends its
     groups and then does other things before it lets the error out."""
+    usual = RoundOver | StopIteration | GeneratorExit | ConnectionError
     for each in _chain(round_over):
-        if not isinstance(each, RoundOver | StopIteration | ConnectionError) and not _is_collectives(each):
-            place = traceback.extract_tb(each.__traceback__)[-1]
-            where = f"{os.path.basename(place.filename)}:{place.lineno}"
-            print(f"everstep: the end of the round has interrupted this: {_as_text(each)} ({where})", file=sys.stderr)
+        if not isinstance(each, usual) and not _is_collectives(each):
+            places = traceback.extract_tb(each.__traceback__)[-1:]
+            where = "".join(f" ({os.path.basename(place.filename)}:{place.lineno})" for place in places)
+            print(f"everstep: the end of the round has interrupted this: {_as_text(each)}{where}", file=sys.stderr)
             return
 
 

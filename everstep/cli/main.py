@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         below = verbs.add_parser(verb, help=text, description=text)
         if verb == first_word:
             importlib.import_module(f"everstep.cli.{verb}").configure(below)
-    flags = parser.parse_args(with_dashes(words))
+    flags = parser.parse_args(with_dashes(parser, words))
     try:
         code = flags.act(flags)
         sys.stdout.flush()

@@ -29,7 +29,7 @@ _PASSES_RANK = "torch.distributed.launch"
 _MODULES = ("torch.distributed.run", _PASSES_RANK, "dlrover.trainer.torch.elastic_run")
 _STARTERS = (*_LAUNCHERS, "accelerate launch", "deepspeed", "horovodrun", "mpirun", "mpiexec")
 _STARTER = re.compile(
-    r"(?:(?:^|[;&|(\n]|\s-\w*c\s|\b(?:exec|env|nohup|time|then|else|do|run)\s)\s*(?:\w+=\S*\s+)*(?:\S*/)?"
+    r"(?:(?:^|[;&|(\n]|\s-\w*c\s|(?<![\w-])(?:exec|env|nohup|time|then|else|do|run)\s)\s*(?:\w+=\S*\s+)*(?:\S*/)?"
     rf"({'|'.join(map(re.escape, _STARTERS))})|\s-m\s+({'|'.join(map(re.escape, _MODULES))}))(?=[ \t\\])"
 )
 """At the beginning of a command of a shell's text, or of a program's words."""

@@ -30,12 +30,12 @@ def read_name(fields: Fields) -> str:
 def with_role_names(job: SourceJob, file: str, notes: list[str]) -> SourceJob:
     """The job whose roles have names that a job spec takes: letters and digits. Adds those that are others now to
     `notes`."""
-    names = {role.name: _role_name(role.name) for role in job.roles}
+    names = {role.name: role_name(role.name) for role in job.roles}
     notes += [f"{file}: {name}: this role is called {now} here" for name, now in names.items() if name != now]
     return replace(job, roles=tuple(_with_name(role, names) for role in job.roles))
 
 
-def _role_name(name: str) -> str:
+def role_name(name: str) -> str:
     """The same if nothing of it is left: the job spec's reader says what is wrong."""
     return re.sub(r"[^a-z0-9]", "", name.lower()).lstrip("0123456789")[:_LONGEST_ROLE] or name
 

@@ -1,6 +1,6 @@
 """A role's pod template: what of it a role's template in a job spec takes as it is."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from everstep.convert.field_reader import Fields, number_in
@@ -16,12 +16,13 @@ from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 _CONTAINER = [name for name in pod_template.CONTAINER if name not in ("image", "command", "args")]
 _OF_OPERATORS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_NUM", "WORKER_NUM")
 """Variables that operators set."""
+NOTHING: Mapping[str, str] = {}
 _OF_WORKFLOW = "imagePullSecrets"
 _SPEC = [name for name in pod_template.SPEC if name != _OF_WORKFLOW]
 _TYPES = {**pod_template.CONTAINER, **pod_template.SPEC, **pod_template.METADATA}
 
 
-def read_pod(fields: Fields, path: FieldPath, name: str = "", operators: Sequence[str] = ()) -> Pod:
+def read_pod(fields: Fields, path: FieldPath, name: str = "", operators: Mapping[str, str] = NOTHING) -> Pod:
     """The pod of the template at `path`, of which the container called `name` trains, else the first. `operators`:
     variables that its operator sets besides the usual ones. Raises ConvertError."""
     spec, metadata = (*path, "spec"), (*path, "metadata")
@@ -81,14 +82,14 @@ def note_requests(fields: Fields, path: FieldPath) -> None:
 
 
 def read_command(
-    fields: Fields, path: FieldPath, container: Mapping[str, Any], operators: Sequence[str] = ()
+    fields: Fields, path: FieldPath, container: Mapping[str, Any], operators: Mapping[str, str] = NOTHING
 ) -> tuple[str, ...]:
     """`command` and `args` of the container at `path`. `$(NAME)` in them is a variable of `container`, or one that its
     operator sets and a worker has: the usual ones and `operators`. Raises ConvertError."""
-    variables, not_known = dict[str, str](), [*_OF_OPERATORS, *operators]
+    variables, not_known = dict[str, str](), {**{name: name for name in _OF_OPERATORS}, **operators}
     for entry in container.get("env", ()):
         if entry.get("valueFrom"):
-            not_known.append(str(entry.get("name")))
+            not_known[str(entry.get("name"))] = str(entry.get("name"))
         else:
             variables[str(entry.get("name"))] = expand_references(str(entry.get("value") or ""), variables)
     words = (*read_texts(fields, (*path, "command")), *read_texts(fields, (*path, "args")))

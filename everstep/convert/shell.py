@@ -3,7 +3,7 @@
 import posixpath
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/sh", "/usr/bin/bash")
@@ -69,18 +69,19 @@ def place_of_text(command: Sequence[str]) -> int:
     return 0
 
 
-def filled_in_at_start(command: Sequence[str], names: Collection[str]) -> tuple[str, ...]:
-    """A container's command in which each worker's shell, not Kubernetes, fills in `$(NAME)` of these names."""
+def filled_in_at_start(command: Sequence[str], names: Mapping[str, str]) -> tuple[str, ...]:
+    """A container's command in which each worker's shell, not Kubernetes, fills in `$(NAME)` of these names, which
+    are mapped to those of the worker's variables."""
     reference = re.compile(rf"\$\(({'|'.join(map(re.escape, names))})\)")
     if place_of_text(command):
-        return tuple(reference.sub(r"${\1}", word) for word in command)
+        return tuple(reference.sub(lambda match: f"${{{names[match[1]]}}}", word) for word in command)
     if not any(map(reference.search, command)):
         return tuple(command)
     pieces = (reference.split(word) for word in command)  # In turn texts and names.
     words = (
-        "".join(f'"${piece}"' if number % 2 else piece and shlex.quote(piece) for number, piece in enumerate(word))
+        "".join(f'"${names[part]}"' if number % 2 else part and shlex.quote(part) for number, part in enumerate(parts))
         or "''"
-        for word in pieces
+        for parts in pieces
     )
     return "sh", "-c", f"exec {' '.join(words)}"
 

@@ -35,12 +35,13 @@ class FaultReports:
         self.is_reporting = False
         """Whether the master has not answered a report yet."""
         self._iterations: dict[int, int] = {}
+        self._has_told_disconnected = False
         self._oom = OomCounter(own_counter_path())
         self._kernel_log = KernelLog()
 
     def begin_round(self) -> None:
         """Forget what was of the last round."""
-        self._iterations = {}
+        self._iterations, self._has_told_disconnected = {}, False
         self._oom.rose_since_last_call()
 
     def note_iteration(self, local_rank: int, iteration: int) -> None:
@@ -64,9 +65,12 @@ class FaultReports:
         self.is_reporting = False
 
     async def report_disconnected(self, seat: Seat, local_rank: int, error: str) -> None:
-        """Report that a worker, which lives, has lost its connection to another rank."""
+        """Report that a worker, which lives, has lost its connection to another rank; of each round the first."""
         rank = seat.first_rank + local_rank
         self._say(f"round {seat.round}: rank {rank} lost its connection to another rank: {error}")
+        if self._has_told_disconnected:
+            return
+        self._has_told_disconnected = True
         iteration = self._iteration(local_rank)
         await self._client.report_disconnected(Disconnected(self._node, seat.round, rank, iteration, error))
 

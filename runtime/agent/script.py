@@ -91,15 +91,15 @@ def _exit_code(command: Sequence[str]) -> int:
     code = 0
     try:
         _run(command)
-    except SystemExit as end:
-        code = _system_exit_code(end)
-    except KeyboardInterrupt:
-        code = 130
     except BaseException as error:  # noqa: BLE001 - the outermost edge of the worker
-        error = error.with_traceback(_script_traceback(error))
-        traceback.print_exception(error)
-        _write_traceback(error)
-        code = 1
+        code = exit_code_of(error)
+        if isinstance(error, SystemExit):
+            if error.code is not None and not isinstance(error.code, int):
+                print(error.code, file=sys.stderr)
+        elif not isinstance(error, KeyboardInterrupt):
+            error = error.with_traceback(_script_traceback(error))
+            traceback.print_exception(error)
+            _write_traceback(error)
     threading._shutdown()  # type: ignore[attr-defined]  # Wait for the script's threads, as the interpreter does.
     atexit._run_exitfuncs()
     return code
@@ -136,13 +136,11 @@ def _write_traceback(error: BaseException) -> None:
             Path(path).write_text("".join(traceback.format_exception(error)), errors="replace")
 
 
-def _system_exit_code(end: SystemExit) -> int:
-    if end.code is None:
-        return 0
-    if isinstance(end.code, int):
-        return end.code & 0xFF
-    print(end.code, file=sys.stderr)
-    return 1
+def exit_code_of(error: BaseException) -> int:
+    """What Python ends with, if nobody catches it."""
+    if isinstance(error, SystemExit):
+        return error.code & 0xFF if isinstance(error.code, int) else int(error.code is not None)
+    return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _script_traceback(error: BaseException) -> types.TracebackType | None:

@@ -42,8 +42,8 @@ class _Survivor:
     """0 until it has said who it is."""
     round: int = 0
     """The newest round that it has a seat in."""
-    has_failed: bool = False
-    """Its process ends, by an error of its own."""
+    failed_with: int = 0
+    """The exit code with which its process ends, by an error of its own; 0: it has none."""
     free_for_seat: asyncio.Event = field(default_factory=asyncio.Event)
     """It has left that round, or is a spare that has rehearsed. Set when it is gone, too: nobody waits for it then."""
 
@@ -91,9 +91,9 @@ class Survivors:
         """Has a worker of this round asked to survive?"""
         return any(survivor.pid and survivor.round == round_ for survivor in self._channels.values())
 
-    def has_failed(self, pid: int) -> bool:
-        """Has this worker said that it ends by an error of its own?"""
-        return any(survivor.pid == pid and survivor.has_failed for survivor in self._channels.values())
+    def failed_with(self, pid: int) -> int:
+        """The exit code with which this worker has said that it ends, by an error of its own; 0: it has not."""
+        return max((survivor.failed_with for survivor in self._channels.values() if survivor.pid == pid), default=0)
 
     async def end_iteration(self, round_: int, pace_s: float) -> None:
         """Tell the survivors of this round to leave it after their iteration, and wait until they have, or should have.
@@ -165,8 +165,8 @@ class Survivors:
                 self._on_rehearsed(survivor.pid, message)
             case LostConnection(round_) if round_ == survivor.round:
                 self._on_disconnected(survivor.pid, message)
-            case Failed():
-                survivor.has_failed = True
+            case Failed(_, exit_code):
+                survivor.failed_with = exit_code
             case Seated():
                 self._on_seated(survivor.pid)
             case None:

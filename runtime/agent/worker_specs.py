@@ -59,7 +59,8 @@ def spare_spec(
     local_rank = number % settings.slots
     inherited = worker_environment(settings, seat, local_rank, link=str(folder / "link"), base=os.environ)
     own = {name: value for name, value in inherited.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
-    environment = {**own, "EVERSTEP_ROUND": "0", SPARE_VARIABLE: "1"}
+    frameworks = worker_variables.variables(seat, local_rank, folder)
+    environment = {**own, **frameworks, "EVERSTEP_ROUND": "0", SPARE_VARIABLE: "1"}
     return local_rank, environment, worker_command(settings.command, local_rank)
 
 

@@ -49,8 +49,8 @@ class _Worker:
     traceback: Path
     last_output: Output | Pipe | None = None
     """Of the round before, until the worker writes to the new one."""
-    has_failed: bool = False
-    """It had an error of its own, and was killed because it did not end: it counts as ended by that error."""
+    failed_with: int = 0
+    """It had an error of its own, and was killed because it did not end: it counts as ended with this exit code."""
     dead: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -250,20 +250,20 @@ class Workers:
         """Wait until `on_end` was called for every worker that is dead by now: the fork server may be slower than the
         master. Also for one that has printed an error of its own, which may be why the round is over: Python takes some
         time to end, and closes the connections first. If it has not ended after LEAVE_S, it is killed."""
-        ending = dict[int, _Worker]()
+        ending, codes = dict[int, _Worker](), dict[int, int]()
         for number, worker in list(self._running.items()):
             pid = self._pid(number)
             if pid and start_time(pid) is None:
                 await worker.dead.wait()
-            elif self._survivors.has_failed(pid) or has_own_error(worker.traceback):
-                ending[number] = worker
+            elif code := self._survivors.failed_with(pid) or int(has_own_error(worker.traceback)):
+                ending[number], codes[number] = worker, code
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 for worker in ending.values():
                     await worker.dead.wait()
         late = {number: worker for number, worker in ending.items() if not worker.dead.is_set()}
-        for worker in late.values():
-            worker.has_failed = True
+        for number, worker in late.items():
+            worker.failed_with = codes[number]
         self._kill(late)
         for worker in ending.values():
             await worker.dead.wait()
@@ -356,8 +356,8 @@ class Workers:
         if worker.last_output is not None:
             worker.last_output.close()
         worker.output.close()
-        if worker.has_failed and exited.exit_code == -signal.SIGKILL:
-            exited = msgspec.structs.replace(exited, exit_code=1)
+        if worker.failed_with and exited.exit_code == -signal.SIGKILL:
+            exited = msgspec.structs.replace(exited, exit_code=worker.failed_with)
         self._on_end(end_of(exited, worker.round, worker.local_rank, worker.output, worker.traceback))
 
     def _on_lost(self) -> None:

@@ -76,7 +76,7 @@ TABLE = (
     Row("the beacons of all ranks stand still, or have never moved in a round", Reason.HANG, Decision.DUMP,
         "rounds in a row without a new iteration", tests=True),
     Row("connections between ranks fail while all of them live, as when a network is interrupted: the processes stay",
-        Reason.DISCONNECTED, Decision.MEMBERSHIP,
+        Reason.DISCONNECTED, Decision.RESTART,
         "rounds in a row without a new iteration; what is told later of that round is judged by its own row",
         tests=True),
     Row("a node is told that it will be preempted (SIGTERM to its agent), or its pod was preempted or evicted",

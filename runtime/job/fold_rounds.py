@@ -108,6 +108,8 @@ def _apply_slow_seen(state: State, record: SlowSeen) -> State:
 def _apply_round_broken(state: State, record: RoundBroken) -> State:
     restore = _require_running(state, record).restore
     start = restore.iteration if restore else 0
+    if record.reason is Reason.DISCONNECTED:  # It counts against nothing else: what was reached before is no progress.
+        start = max(start, state.reached)
     stalled = state.stalled + (record.reason not in _FAULTLESS)
     # Members stop their workers one after the other: workers of the others die of the broken connection first.
     echoes = () if record.reason in UNEXPLAINED else (record.round,)
@@ -120,7 +122,7 @@ def _apply_round_broken(state: State, record: RoundBroken) -> State:
     return with_nodes(
         state, *nodes, since=record.time, reason=record.detail, finished={}, hang=None, slow=(), broken=record.reason,
         excused=state.excused.union(echoes), stalled=0 if record.iteration > start else stalled,
-        iteration=max(state.iteration, record.iteration),
+        iteration=max(state.iteration, record.iteration), reached=max(state.reached, record.iteration),
     )  # fmt: skip
 
 

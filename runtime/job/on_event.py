@@ -177,7 +177,9 @@ def _on_rank_disconnected(tx: Transaction, event: RankDisconnected) -> None:
         return
     tx.liveness.record_iteration(report.node, report.iteration)
     who = f"rank {report.rank} on {report.node}"
-    tx.break_round(Reason.DISCONNECTED, f"{who} lost its connection to another rank: {report.error[:1000]}")
+    finished = sum(tx.state.finished.values())
+    hint = f" (nodes that had finished: {finished})" if finished else ""
+    tx.break_round(Reason.DISCONNECTED, f"{who} lost its connection to another rank{hint}: {report.error[:1000]}")
 
 
 def _on_node_finished(tx: Transaction, event: NodeFinishedRound) -> None:

@@ -90,6 +90,8 @@ class State(msgspec.Struct, frozen=True):
     """The last round of which a fault was judged."""
     stalled: int = 0
     """Consecutive rounds that ended by a fault without a new iteration."""
+    reached: int = 0
+    """The newest iteration at which a round was broken."""
     iteration: int = 0
     """The newest iteration in the journal."""
     checkpoints: Checkpoints = {}

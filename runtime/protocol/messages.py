@@ -11,7 +11,7 @@ A message may arrive twice, late, or out of order. These fields identify a dupli
 - Heartbeat: `number` rises, and `join` is the number of the newest join. A heartbeat therefore cannot contradict a
   seat that the agent does not know yet. A line of its telemetry: (`life`, `n`) rises.
 - Leaving: `life`. WorkerExit, Finished and SelfTest: `round`; a node sends one of each per round. Dumped: `directive`.
-- Disconnected: `round`. Each rank may send one; the first ends the round, and the others change nothing.
+- Disconnected: `round`. Each node sends one; the first ends the round, and the others change nothing.
 - ShardRequest: (`round`, `number`) rises for each worker and queue.
 - Persisted: the shard itself. It is stored once; a shard that was deleted from the store is not stored again.
 """

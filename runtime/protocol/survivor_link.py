@@ -72,6 +72,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     long."""
 
     round: int
+    exit_code: int
 
 
 class NextRound(msgspec.Struct, frozen=True, tag=True):

@@ -50,10 +50,11 @@ class Causes:
         """When the round last made progress that a hang has ended; None: another cause has."""
         return self._hung_since.get(round_broken.round) if round_broken.reason is job.Reason.HANG else None
 
-    def silent_node(self, number: int) -> job.NodeSuspected | None:
-        """The node that fell silent in that round, if all ends of its ranks are echoes of that."""
-        attribution = self._attribution(number)
-        return self._silent.get(number) if attribution is not None and attribution.kind.is_echo else None
+    def silent_node(self, round_broken: job.RoundBroken) -> job.NodeSuspected | None:
+        """The node that fell silent in that round, if all ends of its ranks, or its failed connections, are echoes."""
+        attribution = self._attribution(round_broken.round)
+        is_echo = attribution.kind.is_echo if attribution else round_broken.reason is job.Reason.DISCONNECTED
+        return self._silent.get(round_broken.round) if is_echo else None
 
     def ends(self, number: int) -> tuple[tuple[str, int], ...]:
         """(Node, rank) of all workers that ended, the first one first."""
@@ -74,12 +75,18 @@ class Causes:
         decision_text = "; ".join(part for part in (self.judgement(round_broken.round), decision) if part)
         attribution = self._attribution(round_broken.round)
         hang = self._hangs.get(round_broken.round)
-        if attribution is not None and (silent := self.silent_node(round_broken.round)) is not None:
-            who = ", ".join(dict.fromkeys(end.who for end in (attribution.first, *attribution.echoes)))
+        if (silent := self.silent_node(round_broken)) is not None:
+            if attribution is None:
+                echo = f"It follows that {round_broken.detail.rstrip('. ')}. A restart helps."
+            else:
+                who = ", ".join(dict.fromkeys(end.who for end in (attribution.first, *attribution.echoes)))
+                echo = (
+                    f"What others ended with is an echo of it ({who}: {attribution.kind.name}). A restart "
+                    f"{attribution.kind.hope.value}."
+                )
             return (
                 f"First, node {silent.node} fell silent: it answered neither the master nor {', '.join(silent.by)}. "
-                f"What others ended with is an echo of it ({who}: {attribution.kind.name}). A restart "
-                f"{attribution.kind.hope.value}. To fix it: find what ended that node. Done: {decision_text}."
+                f"{echo} To fix it: find what ended that node, or cut it off. Done: {decision_text}."
             )
         if attribution is not None and hang is None:
             return attribution.paragraph(decision_text)

@@ -300,8 +300,8 @@ def _restarts(
     trained_until, numbers = _PointsByRound(points), [record.number for record in rounds_formed]
     restarts = []
     for index, record in enumerate(broken_rounds):
-        fault, silent = causes.first_fault(record.round), causes.silent_node(record.round)
-        time = min(record.time, death_time(fault)) if fault else causes.hung_since(record) or record.time
+        fault, silent = causes.first_fault(record.round), causes.silent_node(record)
+        time = _began(record, causes)
         last = max(trained_until.newest(record.round, time), record.iteration, 0)
         at = bisect_right(numbers, record.round)
         following = rounds_formed[at] if at < len(rounds_formed) else None
@@ -310,7 +310,7 @@ def _restarts(
         if until is None and end_record is not None and end_record.result == job.JobResult.SUCCEEDED:
             until = end_record.time
         if index + 1 < len(broken_rounds):
-            until = min(until or math.inf, broken_rounds[index + 1].time)
+            until = min(until or math.inf, _began(broken_rounds[index + 1], causes))
         restarts.append(
             Restart(
                 time=time,
@@ -328,6 +328,13 @@ def _restarts(
             )
         )
     return restarts
+
+
+def _began(record: job.RoundBroken, causes: Causes) -> float:
+    """When what ended the round happened."""
+    if (fault := causes.first_fault(record.round)) is not None:
+        return min(record.time, death_time(fault))
+    return causes.hung_since(record) or record.time
 
 
 def _reason(record: job.RoundBroken, fault: job.WorkerFaulted | None) -> job.Reason:

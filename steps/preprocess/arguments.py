@@ -35,7 +35,7 @@ def parse(config: type[C], prog: str, description: str, arguments: Sequence[str]
     parser = Flags(prog=prog, description=description)
     add_flags(parser, config)
     ours = [f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(config)]  # type: ignore[arg-type]
-    words = _expand_abbreviations(with_dashes(sys.argv[1:] if arguments is None else arguments), ours)
+    words = _expand_abbreviations(with_dashes(parser, sys.argv[1:] if arguments is None else arguments), ours)
     return read_flags(config, parser.parse_args(words))
 
 

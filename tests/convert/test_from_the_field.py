@@ -133,6 +133,15 @@ def test_only_volcanos_env_and_svc_set_variables(plugins: str, sets: bool) -> No
     assert bool([note for note in conversion.notes if note.startswith(told)]) == ("svc" in plugins)
 
 
+def test_a_role_that_is_called_otherwise_has_its_variables_under_that_name_and_they_are_told() -> None:
+    own = '[python, a.py, "$(VC_PS_SERVER_HOSTS)"]'
+    conversion = convert(volcano("svc: []", ("main", own), ("ps-server", "[python, b.py]")), "f")
+    commands = json.loads(*shlex.split(conversion.arguments["script_args"]))
+    assert shlex.split(commands["main"]) == ["sh", "-c", 'exec python a.py "$VC_PSSERVER_HOSTS"']
+    told = "VC_PS_SERVER_HOSTS and VC_PS_SERVER_NUM are VC_PSSERVER_HOSTS and VC_PSSERVER_NUM here"
+    assert [note for note in conversion.notes if told in note]
+
+
 def test_an_elastic_jobs_first_container_trains() -> None:
     pod = POD.replace("[{image: i,", "[{name: main, image: i,").replace("t.py]}]", "t.py]}, {name: pytorch, image: j}]")
     assert convert(f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}", "f").pod.image == "i"

@@ -226,6 +226,7 @@ def test_where_a_launchers_output_goes_is_listed(output: str) -> None:
 @pytest.mark.parametrize(
     ("command", "starter"),
     [
+        (["tool", "--dry-run", "deepspeed", "--x"], ""),
         (["sh", "-c", "torchrun a.py; echo done"], "torchrun"),
         (["bash", "-c", "if x; then /opt/bin/torchrun \\\n a.py; fi"], "torchrun"),
         (["python", "-m", "pkg", "&&", "python", "-m", "torch.distributed.run", "a.py"], "torch.distributed.run"),

@@ -1,5 +1,6 @@
 """Flags come from a dataclass; what is wrong is told in one line."""
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -119,9 +120,13 @@ def test_the_help_of_a_field_is_the_string_below_it() -> None:
         (["--script_args", "--num_epochs 3 --data_dir /x"], ["--script-args", "--num_epochs 3 --data_dir /x"]),
         (["--script-args", "--a_b=1 --c_d {global_batch}"], ["--script-args", "--a_b=1 --c_d {global_batch}"]),
         (["--script_args=--a_b 1"], ["--script-args=--a_b 1"]),
+        (["--detach", "--script_args=--a_b 1 --c_d 2"], ["--detach", "--script-args=--a_b 1 --c_d 2"]),
         (["--max_steps", "3", "--run_name=a_b c"], ["--max-steps", "3", "--run-name=a_b c"]),
         (["--a_b", "--", "--c_d"], ["--a-b", "--", "--c_d"]),
     ],
 )
 def test_only_the_names_of_flags_are_spelled_with_dashes(words: list[str], expected: list[str]) -> None:
-    assert flags.with_dashes(words) == expected
+    parser = argparse.ArgumentParser()
+    for name in ("--script-args", "--max-steps", "--run-name"):
+        parser.add_argument(name)
+    assert flags.with_dashes(parser, words) == expected

@@ -152,10 +152,12 @@ def test_workers_and_machines_come_and_go_and_the_losses_stay(job: Job, python: 
     job.goes_on()
     last = end_soon(job.launcher.folder, max(job.losses()))
     assert job.launcher.named["machine0"].wait(180) == 0, job.said()
-    losses = job.losses()
-    assert sorted(losses) == list(range(1, last + 1))
+    losses, expected = job.losses(), losses_alone(python, last)
+    assert set(losses) <= set(range(1, last + 1))
+    assert last - len(losses) <= UNREAD  # The lost machine may have been that of rank 0, which tells them.
+    assert max(losses) == last
     assert set(job.told()) >= {2, 3}  # Of all starts: one that began anew may have three ranks throughout.
-    assert [loss for _, loss in losses.values()] == pytest.approx(losses_alone(python, last), rel=1e-3)
+    assert all(loss == pytest.approx(expected[number - 1], rel=1e-3) for number, (_, loss) in losses.items())
     assert job.said().count("Accepted publickey") >= 4  # More if horovodrun gave up a peer, and was started anew.
     assert TOKEN not in job.said()
     assert "PRIVATE KEY" not in job.said()

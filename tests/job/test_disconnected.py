@@ -5,11 +5,12 @@ from itertools import permutations
 
 import pytest
 
-from everstep.runtime.job.events import NodeGone
+from everstep.runtime.job.events import NodeFinishedRound, NodeGone
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.reasons import Decision, JobResult, Reason
 from everstep.runtime.job.records import CheckRequested, FaultJudged, RoundBroken, WorkerFaulted
 from everstep.runtime.job.spec import Patience, RoleSpec
+from everstep.runtime.protocol.messages import Finished
 from tests.job.world import World, by_themselves, platform
 
 A, B, C = "worker-0-0", "worker-1-0", "worker-2-0"
@@ -159,6 +160,24 @@ def test_a_network_that_never_works_ends_the_job_and_its_error_is_told() -> None
         "rank: RuntimeError: Connection closed by peer [10.0.0.2]:4242"
     )
     assert count_of_checks(world) == 3, "a job that ends needs no test"
+
+
+def test_ranks_that_part_at_the_same_iteration_again_and_again_end_the_job() -> None:
+    world = training(patience=Patience(no_progress=3))
+    world.stage(5)
+    for _ in range(4):
+        assert world.state.ended is None
+        world.disconnect(A, iteration=7)
+        world.join_all()
+    assert world.state.ended is not None
+    assert world.state.ended.reason.startswith("3 rounds in a row ended without a new iteration")
+
+
+def test_a_rank_whose_node_has_finished_is_told() -> None:
+    world = training()
+    world.send(NodeFinishedRound(Finished(B, world.number)))
+    world.disconnect(A)
+    assert f"rank 0 on {A} lost its connection to another rank (nodes that had finished: 1)" in world.state.reason
 
 
 def test_a_network_that_is_interrupted_again_and_again_ends_no_job_that_goes_on_meanwhile() -> None:

@@ -53,6 +53,15 @@ def test_a_hang_costs_from_the_last_progress_on() -> None:
     assert (restart.time, restart.seconds, restart.lost) == (10, 14, 0)
 
 
+def test_the_costs_of_a_fault_and_of_the_hang_that_follows_it_do_not_overlap() -> None:
+    hung = job.RoundBroken(time=60, round=2, reason=job.Reason.HANG, detail="all ranks stood still", iteration=6)
+    records = [round_formed(1, 1), round_broken(10, 1, 7), round_formed(11, 2, 5)]
+    records += [job.HangSeen(time=55, round=2, still_s=35), hung, round_formed(61, 3, 5)]
+    first, second = history(records, [at(9, 1, 7), at(19, 2, 6), at(70, 3, 8)]).restarts
+    assert (first.time, first.seconds) == (10, 10)
+    assert (second.time, second.seconds) == (20, 50)
+
+
 def test_a_node_that_fell_silent_is_the_cause_of_errors_that_only_echo_it() -> None:
     error = "RuntimeError: [gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:36228: Connection reset by peer."
     echo = msgspec.structs.replace(fault(10.2, 10.0), exit_code=1, reason=job.Reason.USER_ERROR, error=error)
@@ -102,6 +111,15 @@ def test_a_death_that_is_told_after_failed_connections_is_their_cause() -> None:
     assert (restart.time, restart.reason, restart.node) == (10.0, "killed", "worker-0-0")
     assert restart.what == "rank 1 on worker-0-0 (signal 9)"
     assert restart.cause.startswith("First, rank 1 on worker-0-0 ended (signal 9)")
+
+
+def test_a_node_that_is_found_silent_after_failed_connections_is_their_cause() -> None:
+    silent = job.NodeSuspected(time=11, node="worker-1-0", round=1, by=("worker-0-0",))
+    (restart,) = history([round_formed(1, 1), disconnected(10.3), silent], []).restarts
+    assert (restart.node, restart.what) == ("worker-1-0", "node worker-1-0")
+    assert restart.reason == "silent to its neighbours"
+    assert restart.cause.startswith("First, node worker-1-0 fell silent")
+    assert "It follows that rank 0 on worker-0-0 lost its connection to another rank" in restart.cause
 
 
 def test_a_node_that_is_lost_after_failed_connections_is_their_cause() -> None:

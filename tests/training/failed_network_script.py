@@ -64,7 +64,7 @@ def main() -> None:
 
     def cleaning() -> None:
         try:
-            raise ValueError("a bad batch")
+            raise ValueError("a bad batch") from KeyError("no traceback of its own")
         finally:
             link.messages.put((RoundEnded(1), []))
             assert not threading.Event().wait(30.0)

@@ -26,6 +26,7 @@ model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 state = {"model": model, "optimizer": optimizer}
 checkpointer = everstep.Checkpointer(state)
+time.sleep(1)  # Is no part of the first iteration.
 before = checkpointer.load(state)
 began, seconds = time.perf_counter(), []
 for iteration in range(before + 1, before + 4):
@@ -158,4 +159,4 @@ def test_a_resumed_loop_counts_on_and_its_first_iteration_begins_after_the_load(
         node.close()
     assert [number for number, _ in shown] == [3, 6], "SGD does not count its steps, the checkpointer knows them"
     told = [float(report.values["seconds"]) for report in node.reports if report.iteration in (1, 4)]
-    assert all(seconds <= most for seconds, (_, most) in zip(told, shown, strict=True))
+    assert all(seconds < most + 0.5 for seconds, (_, most) in zip(told, shown, strict=True))

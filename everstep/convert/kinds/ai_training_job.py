@@ -140,7 +140,7 @@ def _role(fields: Fields, name: str, roles: list[str]) -> Role:
 def _with_own_discovery(command: tuple[str, ...]) -> tuple[str, ...]:
     """With the round's discovery script in the place of the plugin's."""
     words = [word.replace(_DISCOVERY, f"$({_OWN_DISCOVERY})") for word in command]
-    return filled_in_at_start(words, [_OWN_DISCOVERY])
+    return filled_in_at_start(words, {_OWN_DISCOVERY: _OWN_DISCOVERY})
 
 
 def _mend_policy(policies: dict[str, Any]) -> bool:

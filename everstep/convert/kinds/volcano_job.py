@@ -1,8 +1,10 @@
 """Volcano's Job (batch.volcano.sh/v1alpha1)."""
 
 from dataclasses import replace
+from typing import Any
 
 from everstep.convert.field_reader import Fields
+from everstep.convert.names import role_name
 from everstep.convert.pods import read_pod, read_texts
 from everstep.convert.source import Role, SourceJob
 
@@ -31,11 +33,10 @@ def read(fields: Fields) -> SourceJob:
         arguments["max_restarts"] = fields.count("spec", "maxRetry")
     if "pytorch" in fields.keys("spec", "plugins"):  # Its variables are there.
         read_texts(fields, ("spec", "plugins", "pytorch"))
-    policies, variables = _variables(fields, count)
+    policies, variables, operators = _variables(fields, count)
     completing = [number for number in range(count) if _completes(fields, number)]
     policies |= {"completePolicy": "Any"} if completing else {}
     spare = total - fields.count("spec", "minAvailable", default=total, most=total)
-    operators = [*_INDEX, *variables] if policies.get("frameworkType") else []
     roles = [_role(fields, number, spare if number == count - 1 else 0, operators) for number in range(count)]
     if completing:
         ends = ["All" if number in completing else "None" for number in range(count)]
@@ -43,24 +44,29 @@ def read(fields: Fields) -> SourceJob:
             replace(role, policies={**role.policies, "completePolicy": end})
             for role, end in zip(roles, ends, strict=True)
         ]
-    return SourceJob(tuple(roles), arguments, policies, {name: value for name, value in variables.items() if value})
+    return SourceJob(tuple(roles), arguments, policies, variables)
 
 
-def _variables(fields: Fields, count: int) -> tuple[dict[str, str], dict[str, str]]:
-    """(the job spec's frameworkType, the names of what the plugin svc sets in all pods with the values that are known
-    here) for the plugins env and svc. Raises ConvertError."""
+def _variables(fields: Fields, count: int) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
+    """(the job spec's frameworkType, the values that are known here of what the plugin svc sets in all pods, the names
+    of all that is set with those of the worker's variables) for the plugins env and svc. Raises ConvertError."""
     plugins = [name for name in ("env", "svc") if fields.has("spec", "plugins", name)]
     for name in plugins:
         read_texts(fields, ("spec", "plugins", name))
-    if "svc" not in plugins:
-        return ({"frameworkType": "volcano"} if plugins else {}), {}
-    fields.note(_SVC, "spec", "plugins", "svc")
-    variables = dict[str, str]()
-    for number in range(count):
-        task = fields.text_at("spec", "tasks", number, "name").upper().replace("-", "_")
-        variables[f"VC_{task}_HOSTS"] = ""
+    if not plugins:
+        return {}, {}, {}
+    variables, operators = dict[str, str](), {name: name for name in _INDEX}
+    if "svc" in plugins:
+        fields.note(_SVC, "spec", "plugins", "svc")
+    for number in range(count) if "svc" in plugins else ():
+        name = fields.text_at("spec", "tasks", number, "name")
+        task, role = name.upper().replace("-", "_"), role_name(name).upper()
         variables[f"VC_{task}_NUM"] = str(fields.count("spec", "tasks", number, "replicas", default=1))
-    return {"frameworkType": "volcano"}, variables
+        operators |= {f"VC_{task}_{what}": f"VC_{role}_{what}" for what in ("HOSTS", "NUM")}
+        if task != role:
+            where = ("spec", "tasks", number, "name")
+            fields.note(f"VC_{task}_HOSTS and VC_{task}_NUM are VC_{role}_HOSTS and VC_{role}_NUM here", *where)
+    return {"frameworkType": "volcano"}, variables, operators
 
 
 def _completes(fields: Fields, number: int) -> bool:
@@ -74,7 +80,7 @@ def _completes(fields: Fields, number: int) -> bool:
     return False
 
 
-def _role(fields: Fields, number: int, spare: int, operators: list[str]) -> Role:
+def _role(fields: Fields, number: int, spare: int, operators: dict[str, str]) -> Role:
     """`spare`: how many of its nodes the job can do without; `operators`: variables that plugins set."""
     path = ("spec", "tasks", number)
     nodes = fields.count(*path, "replicas", default=1, least=1)
