@@ -154,9 +154,9 @@ def test_what_no_program_in_a_pod_can_do_is_refused(tmp_path: Path) -> None:
         inject(tmp_path, Fault(Kind.NETWORK), PodApi())
 
 
-def test_each_kind_is_possible_on_a_cluster_or_refused_with_its_reason() -> None:
+def test_each_kind_is_possible_on_a_cluster_or_refused_with_its_reason(tmp_path: Path) -> None:
     access = KubeApi(Access("http://nowhere", "ml"))
-    injector = ClusterInjector(access, "train", Progress(open_store("nowhere"), "j"), random.Random(0))
+    injector = ClusterInjector(access, "train", Progress(open_store(str(tmp_path)), "j"), random.Random(0))
     assert {kind for kind in Kind if injector.refusal(kind)} == set(Kind) - set(injector._faults)
 
 
