@@ -86,17 +86,16 @@ def drill_here(options: argparse.Namespace) -> Iterator[Line]:
 def drill_in_pods(options: argparse.Namespace) -> Iterator[Line]:
     """The same on the cluster of two nodes."""
     names = [name for name in chaos_drill.POSSIBLE_IN_PODS if is_asked(IN_PODS.format(name), options.words)]
-    if why := lifecycle.missing():
-        yield from (Line(IN_PODS.format(name), LIKE_UNDISTURBED, why, None) for name in names)
-        return
-    try:
-        page = chaos_drill.drill_in_pods(names, chaos_drill.ITERATIONS)
-    except NoGoError as error:
-        yield from (Line(IN_PODS.format(name), LIKE_UNDISTURBED, str(error), None) for name in names)
-    except lifecycle.ClusterError as error:
-        yield from (Line(IN_PODS.format(name), LIKE_UNDISTURBED, str(error), False) for name in names)
-    else:
-        yield from _rows(IN_PODS, names, page)
+    why, holds = lifecycle.missing(), None
+    if not why:
+        try:
+            yield from _rows(IN_PODS, names, chaos_drill.drill_in_pods(names, chaos_drill.ITERATIONS))
+            return
+        except NoGoError as error:
+            why = str(error)
+        except lifecycle.ClusterError as error:
+            why, holds = str(error), False
+    yield from (Line(IN_PODS.format(name), LIKE_UNDISTURBED, why, holds) for name in names)
 
 
 def _rows(promise: str, names: Sequence[str], page: str) -> Iterator[Line]:

@@ -273,14 +273,12 @@ def begin(context: Context, facts: Mapping[str, float | int | str], ahead: Segme
     """Create the session, or begin a round of it. `facts` are sent with its first report; for `ahead` see
     `map_segment_ahead`."""
     global _session
-    if _session is not None:
-        is_first = _session.loop is None and _session.context.round == context.round  # `current_or_first` made it.
-        _session.begin_round(context, facts, ahead)
-        if is_first:
-            _session.loop = OwnLoop(_session)
-        return
-    _session = Session(context, pending=dict(facts), ahead=ahead)
-    _session.loop = OwnLoop(_session)
+    if _session is None:
+        _session = Session(context)
+    is_first = _session.loop is None and _session.context.round == context.round  # `current_or_first` may have made it.
+    _session.begin_round(context, facts, ahead)
+    if is_first:
+        _session.loop = OwnLoop(_session)
 
 
 def begin_iteration() -> None:

@@ -240,7 +240,7 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
 def _launch_of(role: Role, of_job: Mapping[str, str]) -> Launch | None:
     container = role.pod.container
     literals = [entry for entry in container.get("env", []) if entry.get("value")]
-    variables = {**of_job} | {str(entry.get("name")): str(entry["value"]) for entry in literals}
+    variables = dict(of_job) | {str(entry.get("name")): str(entry["value"]) for entry in literals}
     variables |= {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
     variables["NUM_TRAINERS"] = str(role.slots)
     launch = parse_launch(role.pod.command, variables, str(container.get("workingDir") or ""))

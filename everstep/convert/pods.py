@@ -14,8 +14,10 @@ from everstep.runtime.workflow.manifest.schema import KINDS
 from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 
 _CONTAINER = [name for name in pod_template.CONTAINER if name not in ("image", "command", "args")]
-_OF_OPERATORS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_NUM", "WORKER_NUM")
-"""Variables that operators set."""
+_OF_OPERATORS = {
+    name: name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_NUM", "WORKER_NUM")
+}
+"""Variables that operators set, each with what it is called here."""
 NOTHING: Mapping[str, str] = {}
 _OF_WORKFLOW = "imagePullSecrets"
 _SPEC = [name for name in pod_template.SPEC if name != _OF_WORKFLOW]
@@ -86,7 +88,7 @@ def read_command(
 ) -> tuple[str, ...]:
     """`command` and `args` of the container at `path`. `$(NAME)` in them is a variable of `container`, or one that its
     operator sets and a worker has: the usual ones and `operators`. Raises ConvertError."""
-    variables, not_known = dict[str, str](), {**{name: name for name in _OF_OPERATORS}, **operators}
+    variables, not_known = dict[str, str](), {**_OF_OPERATORS, **operators}
     for entry in container.get("env", ()):
         if entry.get("valueFrom"):
             not_known[str(entry.get("name"))] = str(entry.get("name"))

@@ -250,22 +250,22 @@ class Workers:
         """Wait until `on_end` was called for every worker that is dead by now: the fork server may be slower than the
         master. Also for one that has printed an error of its own, which may be why the round is over: Python takes some
         time to end, and closes the connections first. If it has not ended after LEAVE_S, it is killed."""
-        ending, codes = dict[int, _Worker](), dict[int, int]()
+        ending = list[tuple[int, _Worker, int]]()
         for number, worker in list(self._running.items()):
             pid = self._pid(number)
             if pid and start_time(pid) is None:
                 await worker.dead.wait()
             elif code := self._survivors.failed_with(pid) or int(has_own_error(worker.traceback)):
-                ending[number], codes[number] = worker, code
+                ending.append((number, worker, code))
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_S):
-                for worker in ending.values():
+                for _, worker, _ in ending:
                     await worker.dead.wait()
-        late = {number: worker for number, worker in ending.items() if not worker.dead.is_set()}
-        for number, worker in late.items():
-            worker.failed_with = codes[number]
-        self._kill(late)
-        for worker in ending.values():
+        for number, worker, code in ending:
+            if not worker.dead.is_set():
+                worker.failed_with = code
+                self._kill([number])
+        for _, worker, _ in ending:
             await worker.dead.wait()
 
     def failing(self) -> frozenset[int]:

@@ -14,6 +14,7 @@ from everstep.runtime.chaos import in_pod
 from everstep.runtime.chaos.injector import NOT_IN_PODS, Fault, FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.job_pods import SEEN_S, JobPods, Pod
 from everstep.runtime.chaos.progress import Progress, mention_of, oom_fired, role_to_resize
+from everstep.runtime.job.pod_template import GRACE
 from everstep.runtime.job.reasons import Reason
 from everstep.runtime.job.records import FaultJudged, NodeLost
 from everstep.runtime.platform.kubernetes import KubeApi, KubeError
@@ -33,7 +34,7 @@ END_FIRST_PROCESS = ("python", "-c", "import os, signal; os.kill(1, signal.SIGTE
 
 def _grace_s(pod: Pod) -> int:
     """The pod's own: whoever preempts it, or deletes it by kubectl, gives it that."""
-    return pod["spec"].get("terminationGracePeriodSeconds", 30)
+    return pod["spec"].get(GRACE, 30)
 
 
 class ClusterInjector:

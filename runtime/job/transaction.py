@@ -114,9 +114,8 @@ class Transaction:
         if self.state.phase is JobPhase.ENDED:
             return
         current = round_number(self.state)
-        is_back = node.phase not in (NodePhase.REJOINING, NodePhase.SUSPECTED)
-        is_why = self.state.broken is Reason.DISCONNECTED and not is_back
-        number = current if is_why and node.round == current else 0
+        was_awaited = node.phase in (NodePhase.REJOINING, NodePhase.SUSPECTED) and node.round == current
+        number = current if was_awaited and self.state.broken is Reason.DISCONNECTED else 0
         if node.phase is NodePhase.RUNNING and self.state.phase is JobPhase.RUNNING:
             number = current
             why = node.leaving_because or reason

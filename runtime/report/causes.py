@@ -39,12 +39,10 @@ class Causes:
 
     def first_fault(self, number: int) -> job.WorkerFaulted | None:
         """The fault of the round that is the cause of the others."""
-        faults = self._faults.get(number)
-        if not faults:
+        attribution = self._attribution(number)
+        if attribution is None:
             return None
-        attribution = attribute([_process_end(fault) for fault in faults])
-        assert attribution is not None
-        return next(fault for fault in faults if _process_end(fault) == attribution.first)
+        return next(fault for fault in self._faults[number] if _process_end(fault) == attribution.first)
 
     def hung_since(self, round_broken: job.RoundBroken) -> float | None:
         """When the round last made progress that a hang has ended; None: another cause has."""

@@ -298,10 +298,11 @@ def _restarts(
     broken_rounds = [record for record in records if isinstance(record, job.RoundBroken)]
     causes = Causes(records)
     trained_until, numbers = _PointsByRound(points), [record.number for record in rounds_formed]
+    began = [_began(record, causes) for record in broken_rounds]
     restarts = []
     for index, record in enumerate(broken_rounds):
         fault, silent = causes.first_fault(record.round), causes.silent_node(record)
-        time = _began(record, causes)
+        time = began[index]
         last = max(trained_until.newest(record.round, time), record.iteration, 0)
         at = bisect_right(numbers, record.round)
         following = rounds_formed[at] if at < len(rounds_formed) else None
@@ -310,7 +311,7 @@ def _restarts(
         if until is None and end_record is not None and end_record.result == job.JobResult.SUCCEEDED:
             until = end_record.time
         if index + 1 < len(broken_rounds):
-            until = min(until or math.inf, _began(broken_rounds[index + 1], causes))
+            until = min(until or math.inf, began[index + 1])
         restarts.append(
             Restart(
                 time=time,
