@@ -156,6 +156,8 @@ def test_a_training_is_watched_while_a_worker_is_killed_then_scaled_and_stopped(
             await tab.until("document.querySelector('dialog').innerText.includes('everstep scale run/train --nodes 1')")
             await tab.value("document.querySelector('dialog').close()")
             await tab.until("document.querySelectorAll('.rank .meter').length === 1")
+            # Before, the rank may still be one of the round that is over, which ends before its stack is read.
+            await tab.until("/round 3, 1 node.*training again/.test(document.querySelector('.events').innerText)")
             await tab.value(
                 "[...document.querySelectorAll('.buttons button')].find((one) => one.innerText === 'Stacks').click()"
             )
