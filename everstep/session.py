@@ -23,6 +23,7 @@ from everstep.runtime.checkpoint.worker.agreement import GROUP_BACKENDS
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.protocol.worker_link import Link, LinkError, Report
 from everstep.runtime.watch import in_worker
+from everstep.runtime.watch.board_fields import LOOP_PHASES
 from everstep.trackers import Callback, figures
 
 NOT_FINITE_SAID = (10, 100, 1000)
@@ -116,6 +117,7 @@ class Session:
     def beacon(self, name: str) -> None:
         self.end_evaluation()
         self.evaluates_since = time.perf_counter() if name == EVALUATION else None
+        in_worker.show_phase("" if name in LOOP_PHASES else name)
         if self.checkpointer is not None:
             self.checkpointer.beacon(self.iteration, name)
 

@@ -70,8 +70,11 @@ def _step_hint(steps: Iterable[str]) -> str:
     )
 
 
-def read_started(uri: str, job: str, name: str) -> tuple["Store", "State"]:
-    """The job's store, and the state that its journal gives. Raises BadInput."""
+def read_started(uri: str, job: str, name: str, unknown: str = "") -> tuple["Store", "State"]:
+    """The job's store, and the state that its journal gives.
+
+    Raises BadInput; it says `unknown` where the store has nothing of that job.
+    """
     from everstep.runtime.journal.journal import JournalError, read_state
     from everstep.runtime.store import StoreError, open_store
 
@@ -81,7 +84,8 @@ def read_started(uri: str, job: str, name: str) -> tuple["Store", "State"]:
     except (JournalError, StoreError) as error:
         raise BadInput(f"{name}: {error}") from None
     if not state.conditions:
-        raise BadInput(f"{name}: its training has not started")
+        is_unknown = unknown and next(iter(store.list(f"jobs/{job}/")), None) is None
+        raise BadInput(f"{name}: {unknown if is_unknown else 'its training has not started'}")
     return store, state
 
 

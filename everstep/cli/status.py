@@ -69,7 +69,8 @@ def read(runs: Path, name: str) -> dict[str, Any]:
 
     if stored := _stored_job(name):
         store, job_name = stored
-        _, state = read_started(store, job_name, name)
+        hint = f"no job of that name there; `everstep checkpoint ls {store}` shows those that have checkpoints"
+        _, state = read_started(store, job_name, name, unknown=hint)
         return {"job": job_name, **job_status(state)}
     job = find(runs, name)
     workflow = json.loads((runs / name.partition("/")[0] / "workflow.json").read_text())
@@ -118,8 +119,9 @@ def text(status: dict[str, Any]) -> str:
         lines.append(f"  round {round_['number']}: {round_['nodes']} nodes, {round_['workers']} workers, {start}")
     if checkpoint:
         lines.append(f"  newest checkpoint: iteration {checkpoint['iteration']}  {checkpoint['manifest']}")
-    restarts = ", ".join(f"{role} {count}" for role, count in status["RestartCount"].items() if count)
-    lines.append(f"  restarts: {restarts or 'none'}")
+    faults = ", ".join(f"{role} {count}" for role, count in status["RestartCount"].items() if count)
+    restarts = round_["number"] - 1 if round_ else 0
+    lines.append(f"  restarts: {restarts or 'none'}" + (f" (by faults that count: {faults})" if faults else ""))
     lines += [f"  slow: {detail}" for detail in status["slow"]]
     lines += [f"  given up: {place} ({why})" for place, why in status["givenUp"].items()]
     lines += [f"  {_overdue(pod)}" for pod in status.get("overduePods", ())]

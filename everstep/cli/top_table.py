@@ -113,7 +113,7 @@ def window(before: Reading, after: Reading) -> Window:
                 cores=cores,
                 memory_bytes=_memory_bytes(board.pid),
                 device=_device_text(after.devices.get(board.pid)),
-                phase=board.phase,
+                phase=board.doing,
                 tokens_hz=max(board.tokens - earlier.tokens, 0.0) / seconds if board.tokens else None,
                 pace=own_pace,
             )

@@ -9,7 +9,7 @@ import msgspec
 
 from everstep.runtime.job.liveness import LONG_PHASES
 from everstep.runtime.protocol.keeper import Keeper
-from everstep.runtime.watch.board_fields import EVALUATION, SAVE, Board
+from everstep.runtime.watch.board_fields import EVALUATION, LOOP_PHASES, SAVE, Board
 from everstep.runtime.watch.hang_culprit import Standing
 from everstep.runtime.watch.process_state import activity, process_state
 
@@ -19,8 +19,6 @@ _APART_S = 1.0
 """Seconds between two looks at a worker's CPU time, at least."""
 _IDLE_CORES, _IDLE_BYTES_PER_S = 0.02, 4096
 """A worker that uses less is blocked: one that polls torch's store uses half of it."""
-_OF_LOOPS = frozenset({"", "start", "batch", "step", "shards", "save", "end"})
-"""Phases that Everstep's loops show. Any other the script names: a job spec may have a limit for it."""
 
 
 class Progress(NamedTuple):
@@ -173,7 +171,7 @@ class ProgressMonitor:
         iteration, phase = self._keeper.beacon(local_rank)
         if board is None or board.phase not in LONG_PHASES:
             return iteration, phase
-        is_named = phase not in _OF_LOOPS and board.phase in (EVALUATION, SAVE)
+        is_named = phase not in LOOP_PHASES and board.phase in (EVALUATION, SAVE)
         return iteration, phase if is_named else board.phase
 
     def _has_shown(self, local_rank: int) -> bool:

@@ -179,7 +179,8 @@ def _apply_node_lost(state: State, record: NodeLost) -> State:
 def _apply_node_suspected(state: State, record: NodeSuspected) -> State:
     before = require_node(state, record.node)
     excused_rounds = _excused_rounds(state, before)
-    return with_nodes(state, node_after(before, record, Reason.SUSPECTED.value, record.round), excused=excused_rounds)
+    node = node_after(before, record, Reason.SUSPECTED.value, record.round, left_at=record.time)
+    return with_nodes(state, node, excused=excused_rounds)
 
 
 def _apply_node_finished(state: State, record: NodeFinished) -> State:

@@ -157,6 +157,7 @@ class NodeState(msgspec.Struct, frozen=True):
     """When it must be gone (Unix time): it is not chosen for rounds, and its replica is free. 0: it stays."""
     leaving_because: Reason | None = None
     left_at: float = 0.0
+    """When it was released, lost or found silent, whichever came last."""
     left_because: Reason | None = None
     directive: int = 0
     """Number of the directive; rises whenever `action` changes or is repeated."""

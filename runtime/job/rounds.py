@@ -8,7 +8,7 @@ to grow, after the cool-down, and to let members leave. Until a round is formed,
 10,000 nodes costs as much as one among two.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import islice
@@ -30,6 +30,10 @@ MAX_LISTED = 16
 """Hosts that a round's reason lists; the round itself has all of them."""
 REJOIN_S = 3.0
 """Seconds that the others wait for a surviving node to join again, at least: it kills its workers first."""
+
+WORD_S = 2.0
+"""Seconds that the others wait, after a node was found silent, for what the platform says of it: if it has ended, its
+replacement may be in the next round."""
 
 P = NodePhase
 
@@ -157,6 +161,8 @@ def _reasons_to_wait(
             waits.append((rejoin, _name_list(state, role, P.REJOINING, rejoining)))
         if joined_count >= sizes[role]:
             continue
+        if spec.placement is Placement.PLATFORM and comes_in_time(state, patience):
+            waits += _waits_for_word(state, spec, role)
         if requested_count and (state.round is None or comes_in_time(state, patience)):
             waits.append(
                 (replacement if state.round else window, _name_list(state, role, P.REQUESTED, requested_count))
@@ -171,6 +177,14 @@ def _reasons_to_wait(
         for node in state.nodes.select(role, (P.REJOINING,), leaving=True):
             waits.append((min(node.leaving_until, window), f"{node.name}, to hand over,"))
     return waits
+
+
+def _waits_for_word(state: State, spec: JobSpec, role: str) -> Iterator[tuple[float, str]]:
+    """Of a node of the last round that fell silent the platform may say in a moment that it has ended."""
+    for node in state.nodes.select(role, (P.SUSPECTED,)):
+        if node.round == round_number(state):
+            wait_s = min(WORD_S, spec.patience.replacement_wait_s)
+            yield max(node.left_at, state.awake_since) + wait_s, f"what the platform says of {node.name}"
 
 
 def _late_nodes(state: State, spec: JobSpec, roles: list[str]) -> str:

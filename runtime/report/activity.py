@@ -14,7 +14,8 @@ class Activity(StrEnum):
     COMPILE = "compile"
     """By how much the first iteration of a round takes longer than the next ones: compilation, warm-up."""
     DETECT = "detect"
-    """From a death to its report; without one, from when the next iteration was due."""
+    """From a death to its report; without one, from when the next iteration was due. Of a node that fell silent: until
+    it is back, or lost."""
     DECIDE = "decide"
     RENDEZVOUS = "rendezvous"
     STARTUP = "start-up and imports"

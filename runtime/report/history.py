@@ -18,12 +18,11 @@ from everstep.runtime.report.causes import Causes, death_time
 from everstep.runtime.report.device_use import DeviceUse
 from everstep.runtime.report.node_lives import LifeCollector, Lives, NodeRecord
 from everstep.runtime.report.restores import StateRestored
+from everstep.runtime.report.round_seconds import pace
 from everstep.runtime.report.telemetry import Point, read_telemetry
 from everstep.runtime.watch.host_use import HostUse
 
-HistoryRecord = (
-    job.MasterClaimed | job.HangExplained | job.NodeSuspected | job.SlowSeen | job.ShardPersisted | NodeRecord
-)
+HistoryRecord = job.MasterClaimed | job.HangExplained | job.SlowSeen | job.ShardPersisted | NodeRecord
 """The records that a history is made from."""
 _NEEDED = (
     job.MasterClaimed,
@@ -37,6 +36,8 @@ _NEEDED = (
     job.JobEnded,
 )
 """Of these the records that are kept whole."""
+_SEEN_LATE = (job.Reason.NODE_LOST, job.Reason.NO_HEARTBEAT, job.Reason.SUSPECTED, job.Reason.DISCONNECTED)
+"""Ends of a round that are noticed a while after the ranks stood still."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +299,7 @@ def _restarts(
     broken_rounds = [record for record in records if isinstance(record, job.RoundBroken)]
     causes = Causes(records)
     trained_until, numbers = _PointsByRound(points), [record.number for record in rounds_formed]
-    began = [_began(record, causes) for record in broken_rounds]
+    began = [_began(record, causes, trained_until.of(record.round)) for record in broken_rounds]
     restarts = []
     for index, record in enumerate(broken_rounds):
         fault, silent = causes.first_fault(record.round), causes.silent_node(record)
@@ -319,7 +320,7 @@ def _restarts(
                 node=silent.node if silent else record.node or (fault.node if fault else ""),
                 what=f"node {silent.node}" if silent else _description(record, fault),
                 reason=job.Reason.SUSPECTED.value if silent else _reason(record, fault).value,
-                decision=(decision := _decision(following, rounds_formed[at - 1] if at else None)),
+                decision=(decision := _decision(following, rounds_formed[at - 1] if at else None, trained_until)),
                 seconds=None if until is None else max(until - time, 0.0),
                 lost=None if following is None else max(last - restored_iteration, 0),
                 error=fault.error if fault else "",
@@ -331,11 +332,17 @@ def _restarts(
     return restarts
 
 
-def _began(record: job.RoundBroken, causes: Causes) -> float:
-    """When what ended the round happened."""
+def _began(record: job.RoundBroken, causes: Causes, points: Sequence[Point]) -> float:
+    """When what ended the round happened; of what nobody saw, when the next iteration was due. `points`: the
+    round's."""
     if (fault := causes.first_fault(record.round)) is not None:
         return min(record.time, death_time(fault))
-    return causes.hung_since(record) or record.time
+    if (hung_since := causes.hung_since(record)) is not None:
+        return hung_since
+    if record.reason in _SEEN_LATE and points and (usual := pace(points)) > 0:
+        finished_since = max(record.iteration - points[-1].iteration, 0)
+        return min(record.time, points[-1].time + (finished_since + 1) * usual)
+    return record.time
 
 
 def _reason(record: job.RoundBroken, fault: job.WorkerFaulted | None) -> job.Reason:
@@ -354,6 +361,10 @@ class _PointsByRound:
         self._most = [max(point.iteration for point in self._rounds[number]) for number in self._numbers]
         self._until = list(accumulate(self._most, max, initial=0))
         self._from = list(accumulate(reversed(self._most), max, initial=0))[::-1]
+
+    def of(self, number: int) -> Sequence[Point]:
+        """The points of that round."""
+        return self._rounds.get(number, ())
 
     def newest(self, number: int, until: float) -> int:
         """The newest iteration finished by then in rounds up to that one; 0 if there is none."""
@@ -378,13 +389,15 @@ def _description(round_broken: job.RoundBroken, fault: job.WorkerFaulted | None)
     return round_broken.detail or "nothing; membership changed"
 
 
-def _decision(following: _FormedRound | None, before: _FormedRound | None) -> str:
+def _decision(following: _FormedRound | None, before: _FormedRound | None, points: _PointsByRound) -> str:
     if following is None:
         return "no round followed yet"
     now = len(following.nodes)
     was = len(before.nodes) if before else now
     size = f"{now} node{'' if now == 1 else 's'}" + (f" (before: {was})" if was != now else "")
     if following.restored is None:
-        return f"round {following.number}, {size}, from the beginning"
+        own = next((point.iteration - point.count for point in points.of(following.number)), 0)
+        start = f"iteration {own} from the script's own state" if own > 0 else "from the beginning"
+        return f"round {following.number}, {size}, {start}"
     place = "memory" if following.in_memory else "the store"
     return f"round {following.number}, {size}, iteration {following.restored} from {place}"

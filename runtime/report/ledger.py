@@ -198,8 +198,10 @@ class _Life:
         match event.step:
             case Step.UNSEATED if self._doing in (Step.RELEASED, Step.GONE):
                 pass  # A round's end unseats all its members, also those that were released or lost before.
-            case Step.RELEASED if self._doing is Step.GONE:
-                pass  # A release does not bring a lost node back.
+            case Step.RELEASED | Step.SILENT if self._doing is Step.GONE:
+                pass  # Neither brings a lost node back.
+            case Step.SILENT if self._doing is Step.RELEASED:
+                pass  # Nobody waits for it.
             case Step.SEATED:
                 self._doing, self._round = event.step, event.round
             case _:
@@ -225,6 +227,10 @@ class _Life:
                     event,
                     (Activity.DECIDE, judged_at), (Activity.RENDEZVOUS, prepares_at), (Activity.STARTUP, event.time),
                 )  # fmt: skip
+            case Step.SILENT:
+                yield from self._cut(
+                    event, (Activity.DETECT, event.time - event.prepared_s), (Activity.STARTUP, event.time)
+                )
             case _:
                 yield _LifePart(self._at, event.time, Activity.IDLE)
 

@@ -22,6 +22,7 @@ NodeRecord = (
     | job.NodeJoined
     | job.NodeReleased
     | job.NodeLost
+    | job.NodeSuspected
     | job.NodeFinished
     | job.WorkerFaulted
     | job.FaultJudged
@@ -44,6 +45,7 @@ class Step(Enum):
     SEATED = auto()
     FINISHED = auto()
     UNSEATED = auto()
+    SILENT = auto()
     RELEASED = auto()
     GONE = auto()
 
@@ -124,6 +126,8 @@ class LifeCollector:
                 self._note(record.node, Event(record.time, Step.RELEASED))
             case job.NodeLost():
                 self._go(record.node, record.time)
+            case job.NodeSuspected():
+                self._note(record.node, Event(record.time, Step.SILENT))
             case job.NodeFinished():
                 self._note(record.node, Event(record.time, Step.FINISHED, record.round))
             case job.RoundFormed():

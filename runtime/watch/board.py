@@ -21,7 +21,7 @@ THREAD = "everstep-watch"
 """The worker's thread that counts collectives."""
 STACK_SIGNAL = signal.SIGRTMIN + 9
 """A worker answers it by a dump to `stack_file`; libraries use the first real-time signals."""
-_MAGIC = b"EVSBRD03"
+_MAGIC = b"EVSBRD04"
 _HEAD = struct.Struct("=8s5q")
 _PROGRESS_AT, _PROGRESS = 64, struct.Struct("=qd32s")
 _COLLECTIVES_AT, _COLLECTIVES = 128, struct.Struct("=4qd80s")
@@ -31,7 +31,7 @@ _SPENT_AT, _SPENT = 512, struct.Struct("=4dq")
 _STORE_AT, _STORE_BYTES = 576, 256
 _ENDED_AT, _ENDED = 832, struct.Struct("=qd")
 _FIRST_AT, _FIRST = 848, struct.Struct("=3d")
-_SIZE = 872
+_NAMED_AT, _SIZE = 872, 904
 _PHASE_BYTES, _NAME_BYTES = 32, 80
 
 
@@ -69,6 +69,10 @@ class BoardWriter:
         """Say what is done now."""
         self._phase = name.encode()[:_PHASE_BYTES]
         self.note_progress(now)
+
+    def set_named(self, name: str) -> None:
+        """Say what the script says that it does; "": nothing any more."""
+        self._memory[_NAMED_AT:_SIZE] = name.encode()[:_PHASE_BYTES].ljust(_PHASE_BYTES, b"\0")
 
     def finish_iteration(self, seconds: float, now: float) -> None:
         """Count an iteration; `seconds`: how long it took, 0 if that is not known."""
@@ -126,6 +130,7 @@ def read_board(path: Path) -> Board | None:
                 changes + iteration, max(changed_at, ended_at), _text(phase), entered_count, completed_count, samples,
                 waits, sampled_at, _text(name), recent, data_s, staging_s, evaluation_s, tokens, earlier, ended_at,
                 _text(data[_STORE_AT:_ENDED_AT]), *_FIRST.unpack_from(data, _FIRST_AT),
+                named=_text(data[_NAMED_AT:_SIZE]),
             )  # fmt: skip
     return None
 

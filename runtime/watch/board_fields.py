@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+LOOP_PHASES = frozenset({"", "start", "batch", "step", "shards", "save", "end"})
+"""Phases that Everstep's loops show by beacons. Any other the script names: a job spec may have a limit for it."""
 GROUP_PHASE = "process group"
 """The phase of a worker while torch makes a process group: it waits for all other ranks."""
 EVALUATION, SAVE, EXPORT = "evaluation", "torch.save", "export"
@@ -27,6 +29,7 @@ class Board(NamedTuple):
     changed_at: float = 0.0
     """Unix time of the newest one."""
     phase: str = ""
+    """What the worker does, as seen from outside."""
     entered: int = 0
     """Collectives of the default group that were entered: the number of the newest one."""
     completed: int = 0
@@ -62,11 +65,18 @@ class Board(NamedTuple):
     """Of `staging_s`: up to that time."""
     first_evaluation_s: float = 0.0
     """Of `evaluation_s`: up to that time."""
+    named: str = ""
+    """What the script says that it does (`everstep.phase`)."""
 
     @property
     def number(self) -> int:
         """The newest iteration, from the beginning of the training as far as that is known."""
         return self.earlier + self.iteration
+
+    @property
+    def doing(self) -> str:
+        """Its phase, for people: as seen from outside, else as the script names it; "": it trains."""
+        return self.phase or self.named
 
     @property
     def awaits_others(self) -> bool:

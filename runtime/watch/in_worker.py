@@ -101,6 +101,12 @@ def doing(phase: str) -> AbstractContextManager[None]:
     return _watch.doing(phase) if _watch is not None else nullcontext()
 
 
+def show_phase(name: str) -> None:
+    """The script says that it does this; "": nothing that it names."""
+    if _watch is not None:
+        _watch.show_phase(name)
+
+
 def preparing() -> AbstractContextManager[None]:
     """What optimizers step meanwhile is no iteration: their state is made before the first one."""
     return _watch.preparing() if _watch is not None else nullcontext()
@@ -147,6 +153,7 @@ class _Watch:
         self._optimizer: int | None = None
         self._ended_at = 0.0
         self._phase, self._phase_began = "", 0.0
+        self._named = ""
         self._counts = (0, 0)
         self._sampler: threading.Thread | None = None
         self._prepares = False
@@ -158,6 +165,7 @@ class _Watch:
     def begin_round(self, board: BoardWriter) -> None:
         self.restored = 0
         self._board, self._optimizer, self._ended_at, self._phase, self._counts = board, None, 0.0, "", (0, 0)
+        self._named = ""
 
     def set_phase(self, name: str) -> None:
         if self.is_child or name == self._phase or not _is_main_thread():
@@ -167,6 +175,11 @@ class _Watch:
             self._board.add_spent(evaluation_s=now - self._phase_began)
         self._phase, self._phase_began = name, now
         self._board.set_phase(name, now)
+
+    def show_phase(self, name: str) -> None:
+        if name != self._named and not self.is_child and _is_main_thread():
+            self._named = name
+            self._board.set_named(name)
 
     def add_staging(self, seconds: float) -> None:
         if not self.is_child:

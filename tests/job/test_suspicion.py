@@ -7,10 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.job.assignments import neighbours
+from everstep.runtime.job.events import NodeGone
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
 from everstep.runtime.job.reasons import Reason
 from everstep.runtime.job.records import NodeLost, NodeRequested, NodeSuspected, RoundBroken
+from everstep.runtime.job.rounds import WORD_S
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.job.suspicion import REACH_S, VOTE_S, choose_suspects
 from everstep.runtime.protocol.rounds import Member, Round
@@ -18,11 +20,14 @@ from tests.job.world import World, by_themselves, platform
 
 A, B, C = "worker-0-0", "worker-1-0", "worker-2-0"
 ASKED_S = 1.5
+SLOW_START_S = 15.0
+"""As a pod takes: no replacement could come within the replacement wait."""
 
 
-def training(least: int = 1, nodes: int = 3) -> World:
+def training(least: int = 1, nodes: int = 3, start_s: float = SLOW_START_S) -> World:
     """Trains since long; nobody was heard of in the last seconds."""
     world = World(platform({"worker": RoleSpec(nodes, least)}))
+    world.now += start_s
     world.join_all()
     world.stage(1)
     world.wait(100.0)
@@ -47,6 +52,7 @@ def pass_vote(world: World) -> None:
 def test_a_silent_member_is_done_without_at_once_and_stays_in_the_job(spec: object) -> None:
     world = World(spec({"worker": RoleSpec(2, 1)}))  # type: ignore[operator]
     first, second = (A, B) if world.state.nodes else ("n0", "n1")
+    world.now += SLOW_START_S
     world.join(first)
     world.join(second)
     world.wait(100.0)
@@ -90,6 +96,43 @@ def test_a_suspected_node_that_stays_silent_is_lost_and_replaced_after_the_whole
         world.beat(A, 8)
     assert losses() == [B]
     assert world.names(NodePhase.REQUESTED) == ["worker-1-1"]
+
+
+def test_where_nodes_start_fast_the_round_waits_a_moment_for_the_end_of_a_silent_node_and_then_for_another() -> None:
+    world = training(nodes=2, start_s=1.0)
+    accuse(world, A, B)
+    world.join(A)
+    assert world.state.phase is JobPhase.FORMING
+    world.now += WORD_S / 2
+    world.send(NodeGone(B, "killed"))
+    world.wait(WORD_S)
+    assert world.state.phase is JobPhase.FORMING, "the replacement is on its way"
+    world.join("worker-1-1")
+    assert (world.number, world.names(NodePhase.RUNNING)) == (2, [A, "worker-1-1"])
+    world.check_history()
+
+
+def test_where_nodes_start_fast_a_silent_node_that_is_back_in_a_moment_is_in_the_next_round() -> None:
+    world = training(nodes=2, start_s=1.0)
+    accuse(world, A, B)
+    world.join(A)
+    world.now += WORD_S / 2
+    world.join(B)
+    assert (world.number, world.names(NodePhase.RUNNING)) == (2, [A, B])
+
+
+def test_where_nodes_start_fast_a_silent_node_delays_one_round_by_a_moment_and_no_later_one() -> None:
+    world = training(nodes=3, start_s=1.0)
+    accuse(world, A, C)
+    accuse(world, B, C)
+    for node in (A, B):
+        world.join(node)
+    world.wait(WORD_S)
+    assert (world.number, world.names(NodePhase.RUNNING)) == (2, [A, B])
+    world.exit(A, -9)
+    for node in (A, B):
+        world.join(node)
+    assert (world.number, world.names(NodePhase.RUNNING)) == (3, [A, B])
 
 
 def test_who_was_heard_of_since_it_was_asked_is_not_suspected() -> None:

@@ -35,7 +35,7 @@ class RandomJournal:
         choices += [self._form] * (4 if self._joined and not self._members else 0)
         if self._members:
             choices += [self._iterate] * 12 + [self._fault, self._break, self._hang, self._finish, self._commit]
-            choices += [self._lose, self._release]
+            choices += [self._lose, self._release, self._silence]
         return choices + ([self._end_job] if self._nodes else []) or [self._request]
 
     def _request(self) -> None:
@@ -151,6 +151,20 @@ class RandomJournal:
         if name not in self._gone:
             self._gone.add(name)
             self.records.append(job.NodeLost(time=self.time, node=name, reason=job.Reason.NODE_LOST))
+
+    def _silence(self) -> None:
+        """A member answers nobody: the round ends, and the node comes back, is lost, or neither so far."""
+        name = self._chance.choice(self._members)
+        if name in self._gone:
+            return
+        number = self._round
+        self._break(job.Reason.SUSPECTED)
+        self.records.append(job.NodeSuspected(time=self.time, node=name, round=number, by=("worker-9-0",)))
+        if self._chance.random() < 0.5:
+            self.time += self._chance.randint(0, 5)
+            self._gone.add(name)
+            self._coming.remove(name)
+            self.records.append(job.NodeLost(time=self.time, node=name, reason=job.Reason.NO_HEARTBEAT))
 
     def _release(self) -> None:
         name = self._chance.choice(self._members)

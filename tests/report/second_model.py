@@ -110,6 +110,8 @@ class Model:
             if joins and t > joins[0].time - joins[0].checked:
                 return Activity.CHECK
             return Activity.STARTUP if joins and t > joins[0].time - joins[0].prepared else Activity.WAITING
+        if self._of(job.NodeSuspected, t, node=node, round=max(rounds_left)):
+            return Activity.STARTUP if joins and t > joins[0].time - joins[0].prepared else Activity.DETECT
         judged = [record.time for record in self._of(job.FaultJudged, float("inf"), round=max(rounds_left))]
         if judged and t < max(judged):
             return Activity.DECIDE

@@ -53,6 +53,25 @@ def test_a_hang_costs_from_the_last_progress_on() -> None:
     assert (restart.time, restart.seconds, restart.lost) == (10, 14, 0)
 
 
+def test_what_nobody_saw_happen_costs_from_when_the_next_iteration_was_due() -> None:
+    lost = job.RoundBroken(time=40, round=1, reason=job.Reason.SUSPECTED, detail="no answer", iteration=7)
+    lines = [at(second, 1, second - 1, seconds=1.0) for second in range(3, 9)]
+    after = [at(44, 2, 8, seconds=1.0)]
+    (restart,) = history([round_formed(1, 1), lost, round_formed(42, 2, 7)], lines + after).restarts
+    assert (restart.time, restart.seconds, restart.lost) == (9, 35, 0)
+    (later,) = history(
+        [round_formed(1, 1), msgspec.structs.replace(lost, iteration=9), round_formed(42, 2, 9)], lines
+    ).restarts
+    assert later.time == 11, "telemetry of two more iterations was lost"
+
+
+def test_a_script_that_went_on_from_its_own_file_did_not_begin_again() -> None:
+    records = [round_formed(1, 1), round_broken(10, 1), round_formed(11, 2)]
+    for newest, start in ((41, "iteration 40 from the script's own state"), (1, "from the beginning")):
+        (restart,) = history(records, [at(9, 1, 44), at(12, 2, newest)]).restarts
+        assert restart.decision == f"round 2, 1 node, {start}"
+
+
 def test_the_costs_of_a_fault_and_of_the_hang_that_follows_it_do_not_overlap() -> None:
     hung = job.RoundBroken(time=60, round=2, reason=job.Reason.HANG, detail="all ranks stood still", iteration=6)
     records = [round_formed(1, 1), round_broken(10, 1, 7), round_formed(11, 2, 5)]

@@ -28,14 +28,18 @@ state = {"model": model, "optimizer": optimizer}
 checkpointer = everstep.Checkpointer(state)
 time.sleep(1)  # Is no part of the first iteration.
 before = checkpointer.load(state)
-began, seconds = time.perf_counter(), []
+shown = lambda: read_board(Path(os.environ["EVERSTEP_BOARD"]))
+began, seconds, doing = time.perf_counter(), [], []
 for iteration in range(before + 1, before + 4):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
+    everstep.phase("validation")
+    doing.append(shown().doing)
     checkpointer.save(iteration, state)
+    doing.append(shown().doing)
     seconds.append(time.perf_counter() - began)
 checkpointer.finish(state)
-print(json.dumps([read_board(Path(os.environ["EVERSTEP_BOARD"])).number, seconds[0]]))
+print(json.dumps([shown().number, seconds[0], doing]))
 """
 
 
@@ -157,6 +161,7 @@ def test_a_resumed_loop_counts_on_and_its_first_iteration_begins_after_the_load(
             shown.append(json.loads((tmp_path / "out").read_text().splitlines()[-1]))
     finally:
         node.close()
-    assert [number for number, _ in shown] == [3, 6], "SGD does not count its steps, the checkpointer knows them"
+    assert [number for number, _, _ in shown] == [3, 6], "SGD does not count its steps, the checkpointer knows them"
+    assert [doing for _, _, doing in shown] == [["validation", ""] * 3] * 2
     told = [float(report.values["seconds"]) for report in node.reports if report.iteration in (1, 4)]
-    assert all(seconds < most + 0.5 for seconds, (_, most) in zip(told, shown, strict=True))
+    assert all(seconds < most + 0.5 for seconds, (_, most, _) in zip(told, shown, strict=True))

@@ -151,8 +151,27 @@ def test_a_board_reads_back_what_was_written(tmp_path: Path) -> None:
     assert read_board(tmp_path / "board-1") == Board(
         7, 5, 8, 1, 2, "a job", 2, 3, 12.0, "evaluation", 9, 8, 1, 1, 13.0, "all_reduce [3]",
         (0.0, 0.5, 0.7, *[0.0] * (RECENT - 3)),
-        0.5, 2.0, 3.0, 512.0, 40, 12.0, "s3://bucket/prefix", 11.0, 0.5, 1.0,
+        0.5, 2.0, 3.0, 512.0, 40, 12.0, "s3://bucket/prefix", 11.0, 0.5, 1.0, "",
     )  # fmt: skip
+
+
+def test_what_the_script_says_that_it_does_is_shown_where_nothing_else_is_seen(tmp_path: Path) -> None:
+    writer = BoardWriter(str(tmp_path / "board-0"), Board(7, 0, 1, 0, 1))
+
+    def shown() -> str:
+        board = read_board(tmp_path / "board-0")
+        assert board is not None
+        return board.doing
+
+    writer.set_named("tokenizing the second half of the corpus")
+    assert shown() == "tokenizing the second half of th"
+    writer.set_phase("torch.save", 1.0)
+    assert shown() == "torch.save"
+    writer.set_phase("", 2.0)
+    writer.set_named("data")
+    assert shown() == "data"
+    writer.set_named("")
+    assert shown() == ""
 
 
 def test_what_is_no_board_is_none(tmp_path: Path) -> None:

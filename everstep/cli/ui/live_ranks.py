@@ -56,7 +56,7 @@ class LiveRanks:
             memory = 0
         return {
             "rank": board.rank, "node": worker.node, "pid": board.pid, "round": board.round,
-            "iteration": board.number, "phase": board.phase, "pace": round(pace_hz, 2),
+            "iteration": board.number, "phase": board.doing, "pace": round(pace_hz, 2),
             "waits": None if waited_s is None else round(waited_s, 3), "slow": is_slow,
             "cores": round(max(cpu_s, 0.0) / (last - first), 2) if last > first else 0.0, "memory": memory,
         }  # fmt: skip
