@@ -25,7 +25,8 @@ from everstep.runtime.store import is_s3_uri
 
 TAINT = {"key": "everstep/chaos", "value": "drill", "effect": "NoExecute"}
 ARGO_NODE = "workflows.argoproj.io/node-name"
-"""Argo's annotation of a step's pod: WORKFLOW.TASK(TRY); a workflow's name may have dots."""
+"""Argo's annotation of a step's pod: WORKFLOW.TASK(TRY), or WORKFLOW(TRY) if the step is the workflow's entrypoint. A
+workflow's name may have dots."""
 STEPS = "everstep/step=train"
 CHECK_S = 600.0
 """A check before the training may take this long, with what comes before it."""
@@ -109,9 +110,10 @@ class ClusterInjector:
         pods, _ = await self._api.list("pods", STEPS)
         uid, step_pods = self._progress.job.removesuffix(f"-{self._step}"), []
         for pod in pods:
-            owners = [owner["uid"] for owner in pod["metadata"].get("ownerReferences", [])]
+            owners = {owner["uid"]: owner["name"] for owner in pod["metadata"].get("ownerReferences", [])}
             name = pod["metadata"].get("annotations", {}).get(ARGO_NODE, "").partition("(")[0]
-            if uid in owners and name.endswith(f".{self._step}") and pod["status"].get("phase") == "Running":
+            is_step = name.endswith(f".{self._step}") or name == owners.get(uid)
+            if uid in owners and is_step and pod["status"].get("phase") == "Running":
                 step_pods.append(pod)
         if not step_pods:
             raise NotFiredError(f"no pod of the step {self._step} runs")
@@ -245,9 +247,11 @@ class ClusterInjector:
             if isinstance(done, BaseException):
                 raise done
             cuts.append(done)
-        moment = min(cut.began for cut in cuts)
-        evidence = f"in {len(cuts)} pods, {cuts[0].evidence} for {fault.seconds:g} s"
-        return FiredFault(fault.kind, "", moment, evidence)
+        first, last = min(cut.began for cut in cuts), max(cut.began for cut in cuts)
+        if last >= first + fault.seconds:
+            raise NotFiredError(f"some pods had the store again before others lost it, {last - first:.0f} s later")
+        evidence = f"in {len(cuts)} pods, {cuts[0].evidence} for {fault.seconds:g} s, {last - first:.1f} s apart"
+        return FiredFault(fault.kind, "", first, evidence)
 
     async def _end_container(self, fault: Fault) -> FiredFault:
         name, pod = await self._pods.victim(fault)

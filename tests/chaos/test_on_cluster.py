@@ -40,7 +40,7 @@ KEYS = {"MINIO_ENDPOINT": STORE, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KE
 
 def pod(name: str, labels: dict[str, str], owner: str = "j", **annotations: str) -> dict[str, Any]:
     metadata = {"name": name, "uid": f"u-{name}", "labels": labels, "annotations": annotations}
-    metadata["ownerReferences"] = [{"kind": "Workflow", "uid": owner}]
+    metadata["ownerReferences"] = [{"kind": "Workflow", "uid": owner, "name": "w.1" if owner == "j" else "w.2"}]
     mounts = [
         {"name": "code", "mountPath": "/code"}, {"name": "part", "mountPath": "/part", "subPath": "of/it"},
         {"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"},
@@ -92,6 +92,16 @@ def test_the_masters_pod_is_that_of_the_steps_task_in_its_run(tmp_path: Path) ->
     server = PodApi()
     assert inject(tmp_path, Fault(Kind.MASTER), server).evidence == "pod step deleted"
     assert server.pods.keys() == {"worker-0-0", "worker-1-0", "other", "theirs"}
+
+
+def test_the_masters_pod_is_that_of_its_run_if_the_step_is_all_of_it(tmp_path: Path) -> None:
+    class Alone(PodApi):
+        async def _all(self, request: web.Request) -> web.StreamResponse:
+            for name, workflow in (("step", "w.1"), ("theirs", "w.2")):
+                self.pods[name]["metadata"]["annotations"][ARGO_NODE] = f"{workflow}(0)"
+            return await super()._all(request)
+
+    assert inject(tmp_path, Fault(Kind.MASTER), Alone()).evidence == "pod step deleted"
 
 
 def test_everything_is_the_step_and_all_its_nodes(tmp_path: Path) -> None:
@@ -211,7 +221,7 @@ def test_a_lost_store_is_lost_by_the_step_and_all_its_nodes(tmp_path: Path) -> N
     moments = {"step": 7.0, "worker-0-0": 6.5, "worker-1-0": 7.5}
     server.beside = lambda pod, _: (fired_at(moments[pod["metadata"]["name"]]), ENDED)
     fired = inject(tmp_path, Fault(Kind.STORE, seconds=10), server, store="s3://bucket/mine")
-    assert fired == FiredFault(Kind.STORE, "", 6.5, "in 3 pods, no connection for 10 s")
+    assert fired == FiredFault(Kind.STORE, "", 6.5, "in 3 pods, no connection for 10 s, 1.0 s apart")
     hit = {name: pod["spec"]["ephemeralContainers"] for name, pod in server.pods.items() if name in moments}
     for (container,) in hit.values():
         assert container["command"][-3:] == ["store", "10", "s3://bucket/mine"]
@@ -229,6 +239,13 @@ def test_a_store_that_one_of_the_pods_keeps_was_not_lost(tmp_path: Path) -> None
         NotFiredError, match=r"container everstep-chaos-\w+ of pod step: minio:9000 can still be reached"
     ):
         inject(tmp_path, Fault(Kind.STORE), server, store="s3://bucket/mine")
+
+
+def test_a_store_that_is_never_lost_by_all_at_once_was_not_lost(tmp_path: Path) -> None:
+    server = PodApi()
+    server.beside = lambda pod, _: (fired_at(27.0 if pod["metadata"]["name"] == "step" else 7.0), ENDED)
+    with pytest.raises(NotFiredError, match="some pods had the store again before others lost it, 20 s later"):
+        inject(tmp_path, Fault(Kind.STORE, seconds=10), server, store="s3://bucket/mine")
 
 
 @pytest.mark.parametrize(
