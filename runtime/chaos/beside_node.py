@@ -54,7 +54,6 @@ def container_of(pod: Pod, name: str, words: list[str]) -> dict[str, Any]:
         "command": ["python", "-m", cut_off.__name__, *words],
         "volumeMounts": mounts,
         "securityContext": SECURITY,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
