@@ -52,6 +52,7 @@ PROVEN: Mapping[str, tuple[str, ...]] = {
     "injectors: exec into pods, ChaosBlade's resources by the schema of its definition": (
         "tests/chaos/test_on_cluster.py",
     ),
+    "injectors: a pod's network, or its way to the store, lost from inside; undone": ("tests/chaos/test_cut_off.py",),
     "injectors: refused on a cluster without --yes; undone when they are told to end": (
         "tests/chaos/test_injector.py::without_yes",
         "tests/chaos/test_injector.py::told_to_end",
@@ -85,7 +86,7 @@ def drill_here(options: argparse.Namespace) -> Iterator[Line]:
 
 def drill_in_pods(options: argparse.Namespace) -> Iterator[Line]:
     """The same on the cluster of two nodes."""
-    names = [name for name in chaos_drill.POSSIBLE_IN_PODS if is_asked(IN_PODS.format(name), options.words)]
+    names = [name for name in CASES if is_asked(IN_PODS.format(name), options.words)]
     why, holds = lifecycle.missing(), None
     if not why:
         try:
@@ -215,7 +216,7 @@ def second_s3(_: argparse.Namespace) -> Iterator[Line]:
 
 MEASURED: Mapping[str, Callable[[argparse.Namespace], Iterator[Line]]] = {
     **{DRILL.format(name): drill_here for name in CASES},
-    **{IN_PODS.format(name): drill_in_pods for name in chaos_drill.POSSIBLE_IN_PODS},
+    **{IN_PODS.format(name): drill_in_pods for name in CASES},
     "simulator: a week of 10,000 nodes with bursts": week,
     "simulator: goodput at one failure in 3.1 h": published_simulation,
     NEAR_REAL: near_real,

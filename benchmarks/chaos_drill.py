@@ -2,7 +2,7 @@
 
     python -m benchmarks.chaos_drill --page build/drill-argo.html process-crash master-lost
 
-One Workflow has all experiments whose faults a cluster can inject, or those that are named. Printed are their rows, as
+One Workflow has all experiments, or those that are named. Printed are their rows, as
 Markdown, with the load of the machine meanwhile. As root. Exit code 1: a row does not hold, or is missing.
 """
 
@@ -20,7 +20,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from everstep.runtime.store import open_store
-from everstep.steps.chaos.drill import CASES, check_names, impossible_in_pods
+from everstep.steps.chaos.drill import CASES, check_names
 from everstep.steps.entry import StepError
 from tests.cluster import argo, corpora, lifecycle
 from tests.cluster.commands import argo_flags, environment_of
@@ -32,7 +32,6 @@ from tests.harness import ROOT
 
 PIPELINE = ROOT / "pipelines" / "chaos_drill.py"
 ITERATIONS = 100
-POSSIBLE_IN_PODS = tuple(name for name in CASES if name not in impossible_in_pods())
 LOOK_S = 5.0
 TITLES = (
     "holds", "final state, against the reference", "iterations computed again", "seconds without a new iteration",
@@ -166,9 +165,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     try:
-        names = check_names(",".join(options.experiments or POSSIBLE_IN_PODS))
-        if impossible := [name for name in names if name not in POSSIBLE_IN_PODS]:
-            raise StepError(f"{', '.join(impossible)}: not on a cluster; there are {', '.join(POSSIBLE_IN_PODS)}")
+        names = check_names(",".join(options.experiments or CASES))
         if why := lifecycle.missing():
             raise ClusterError(why)
         with _watch_load() as loads:

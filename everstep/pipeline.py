@@ -70,9 +70,9 @@ ANNOTATION = "workflows.argoproj.io"
 def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
     """Parse the flags, build the workflow, run or print it, and exit: 0 done, 1 failed, 2 bad input, 130 interrupted.
 
-    The config may have methods that raise BadInput: `check` for input that no step could use, `check_machine` for what
-    this machine is too small for, which is called before a local run, and `check_cluster` for what no cluster can do,
-    which is called before anything is submitted. Raises SystemExit alone: an error of the user is one line on stderr.
+    The config may have methods that raise BadInput: `check` for input that no step could use, and `check_machine` for
+    what this machine is too small for, which is called before a local run. Raises SystemExit alone: an error of the
+    user is one line on stderr.
     """
     prog = f"python {sys.argv[0]}"
     config, how = _read_flags(prog, config_type)
@@ -113,8 +113,6 @@ def _submit(build: "Callable[[C], Workflow]", config: C, how: Submission) -> int
     except TargetError as error:
         raise BadInput(str(error)) from None
     how.check(target.name, target.reason)
-    if target.route is not None:
-        _call_if_defined(config, "check_cluster")
     manifest = manifest_of(build(config), absolute_uri(how.store))
     if not how.output:
         _lint(manifest)

@@ -10,7 +10,7 @@ from hera.workflows import DAG, Workflow, script
 
 import everstep
 from everstep.steps import corpus, preprocess
-from everstep.steps.chaos.drill import check_cluster, check_names, drill
+from everstep.steps.chaos.drill import check_names, drill
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,6 @@ class Config:
         """Raise for input that no step could use, before anything starts."""
         corpus.Config(source=self.corpus).check()
         check_names(self.only)
-
-    def check_cluster(self) -> None:
-        """Raise for what no cluster can do, before anything is submitted."""
-        check_cluster(self.only)
 
 
 @script(image="python:3.11-slim")

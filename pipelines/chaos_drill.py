@@ -7,7 +7,7 @@ from hera.workflows import DAG, Workflow
 
 import everstep
 from everstep.steps import corpus, model, preprocess, train
-from everstep.steps.chaos.drill import check_cluster, check_names, drill
+from everstep.steps.chaos.drill import check_names, drill
 from everstep.steps.entry import StepError
 
 
@@ -60,10 +60,6 @@ class Config:
         """Raise for what only a cluster can do, before a local run."""
         if self.chaosblade:
             raise StepError("--chaosblade: its operator injects faults into pods, and here nodes are processes")
-
-    def check_cluster(self) -> None:
-        """Raise for what no cluster can do, before anything is submitted."""
-        check_cluster(self.only, chaosblade=self.chaosblade)
 
 
 def build(config: Config) -> Workflow:

@@ -34,9 +34,9 @@ class Chaos:
     """A run, and its train step if it has several."""
     kind: str = "crash"
     """What happens: crash, fork-server, node, preempt, freeze, slow, oom, memory, cpu, clock, slow-disk, resize,
-    master, store, disk or everything; on a cluster: crash, fork-server, node, preempt, evict, container, slow, oom,
-    memory, cpu, clock, resize, master, everything, cordon, taint; with --chaosblade: preempt, fork-server, cpu, memory,
-    network."""
+    master, store, disk or everything; on a cluster: crash, fork-server, node, preempt, evict, container, slow, network,
+    oom, memory, cpu, clock, resize, master, store, everything, cordon, taint; with --chaosblade: preempt, fork-server,
+    cpu, memory, network."""
     node: str = ""
     """The node that it hits; empty: a random one of those that train."""
     seconds: float = 10.0
@@ -61,8 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(flags: Chaos) -> int:
     """Inject the fault; returns the exit code. Raises BadInput."""
-    from everstep.runtime.chaos import Kind, NotFiredError, NotPossibleError
-    from everstep.runtime.chaos.in_pod import KINDS
+    from everstep.runtime.chaos import Kind, NotFiredError, NotPossibleError, cut_off, in_pod
     from everstep.runtime.chaos.injector import OF_THE_JOB
 
     if flags.kind not in tuple(Kind):
@@ -83,7 +82,7 @@ def run(flags: Chaos) -> int:
     try:
         fault_record = asyncio.run(_until_told_to_end(_on_cluster(flags) if flags.namespace else _on_machine(flags)))
     except asyncio.CancelledError:
-        runs_on = flags.namespace and not flags.chaosblade and flags.kind in KINDS
+        runs_on = flags.namespace and not flags.chaosblade and flags.kind in (*in_pod.KINDS, *cut_off.KINDS)
         rest = f"; what it started in the pod ends within {flags.seconds:g} s" if runs_on else ""
         print(f"{flags.kind}: told to end; what it held is released{rest}", file=sys.stderr)
         return 128 + signal.SIGTERM

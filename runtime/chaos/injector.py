@@ -26,7 +26,7 @@ class Kind(StrEnum):
     FAULTY = "faulty"
     """A node fails the check before the training: its measurements are killed until the node is lost."""
     NETWORK = "network"
-    """All packets of a node are dropped, for `seconds` or until the node is gone."""
+    """All packets of a node are lost, for `seconds` or until the node is gone."""
     OOM = "oom"
     """A node's memory is filled until the kernel kills one of its processes."""
     MEMORY = "memory"
@@ -38,7 +38,7 @@ class Kind(StrEnum):
     MASTER = "master"
     """The train step's own process is killed; its pod is deleted by force."""
     STORE = "store"
-    """The job's part of the store cannot be read or written, for `seconds`."""
+    """The job cannot read or write its store, for `seconds`."""
     DISK = "disk"
     """The file system of the job's store has no room left, for `seconds`."""
     EVERYTHING = "everything"
@@ -61,13 +61,11 @@ BY_CHAOSBLADE = (Kind.PREEMPT, Kind.FORK_SERVER, Kind.CPU, Kind.MEMORY, Kind.NET
 """What ChaosBlade's operator can do."""
 _NO_DISK = "the store of pods is no disk of their machine"
 NOT_IN_PODS: Mapping[Kind, str] = {
-    Kind.NETWORK: "no program in a pod may drop its packets; with --chaosblade, ChaosBlade's operator does it",
-    Kind.STORE: "no program in a pod may cut its way to the store, and others use its server; stop that one yourself",
     Kind.DISK: _NO_DISK,
     Kind.SLOW_DISK: _NO_DISK,
     Kind.FREEZE: "no process can stop the first one of its container; `slow` stops the training processes",
 }
-"""What cannot be done to pods by the rights of a namespace, and why."""
+"""What cannot be done to pods, and why."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Any
 
 from everstep.runtime.chaos import in_pod
+from everstep.runtime.chaos.beside_node import BesideNode, Cut
 from everstep.runtime.chaos.injector import NOT_IN_PODS, Fault, FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.job_pods import SEEN_S, JobPods, Pod
 from everstep.runtime.chaos.progress import Progress, mention_of, oom_fired, role_to_resize
@@ -20,10 +21,12 @@ from everstep.runtime.job.records import FaultJudged, NodeLost
 from everstep.runtime.platform.kubernetes import KubeApi, KubeError
 from everstep.runtime.platform.kubernetes.pods import AGENT_CONTAINER, object_name
 from everstep.runtime.platform.kubernetes.sizes import KEY, bounds_of, format_sizes, parse_sizes
+from everstep.runtime.store import is_s3_uri
 
 TAINT = {"key": "everstep/chaos", "value": "drill", "effect": "NoExecute"}
 ARGO_NODE = "workflows.argoproj.io/node-name"
-"""Argo's annotation of a step's pod: WORKFLOW.TASK(TRY); a workflow's name may have dots."""
+"""Argo's annotation of a step's pod: WORKFLOW.TASK(TRY), or WORKFLOW(TRY) if the step is the workflow's entrypoint. A
+workflow's name may have dots."""
 STEPS = "everstep/step=train"
 CHECK_S = 600.0
 """A check before the training may take this long, with what comes before it."""
@@ -46,6 +49,7 @@ class ClusterInjector:
         self._step = step
         self._progress = progress
         self._pods = JobPods(api, progress, chance)
+        self._beside = BesideNode(api, chance)
         self._faults: Mapping[Kind, Callable[[Fault], Awaitable[FiredFault]]] = {
             Kind.NODE: self._delete_node,
             Kind.PREEMPT: self._delete_node,
@@ -58,6 +62,8 @@ class ClusterInjector:
             Kind.CONTAINER: self._end_container,
             Kind.OOM: self._run_out_of_memory,
             Kind.FAULTY: self._fail_check,
+            Kind.NETWORK: self._cut_off,
+            Kind.STORE: self._lose_store,
             **dict.fromkeys(in_pod.KINDS, self._do_in_pod),
         }
 
@@ -104,9 +110,10 @@ class ClusterInjector:
         pods, _ = await self._api.list("pods", STEPS)
         uid, step_pods = self._progress.job.removesuffix(f"-{self._step}"), []
         for pod in pods:
-            owners = [owner["uid"] for owner in pod["metadata"].get("ownerReferences", [])]
+            owners = {owner["uid"]: owner["name"] for owner in pod["metadata"].get("ownerReferences", [])}
             name = pod["metadata"].get("annotations", {}).get(ARGO_NODE, "").partition("(")[0]
-            if uid in owners and name.endswith(f".{self._step}") and pod["status"].get("phase") == "Running":
+            is_step = name.endswith(f".{self._step}") or name == owners.get(uid)
+            if uid in owners and is_step and pod["status"].get("phase") == "Running":
                 step_pods.append(pod)
         if not step_pods:
             raise NotFiredError(f"no pod of the step {self._step} runs")
@@ -219,6 +226,32 @@ class ClusterInjector:
             for task in (executing, waiting):
                 task.cancel()
             await asyncio.gather(executing, waiting, return_exceptions=True)
+
+    async def _cut_off(self, fault: Fault) -> FiredFault:
+        name, pod = await self._pods.victim(fault)
+        cut = await self._beside.cut(pod, fault, self._progress.state().address)
+        evidence = f"in pod {pod['metadata']['name']}, {cut.evidence} for {cut.ended - cut.began:.0f} s"
+        return FiredFault(fault.kind, name, cut.began, evidence)
+
+    async def _lose_store(self, fault: Fault) -> FiredFault:
+        """The step and all its nodes lose it, within a few seconds of each other."""
+        uri = self._progress.store.uri
+        if not is_s3_uri(uri):
+            raise NotPossibleError(
+                f"{uri} is a folder of the pods: only a store that is reached by network can be lost"
+            )
+        nodes = [pod for pod in (await self._pods.by_node()).values() if pod["status"].get("phase") == "Running"]
+        pods = [*await self._step_pods(), *nodes]
+        cuts: list[Cut] = []
+        for done in await asyncio.gather(*(self._beside.cut(pod, fault, uri) for pod in pods), return_exceptions=True):
+            if isinstance(done, BaseException):
+                raise done
+            cuts.append(done)
+        first, last = min(cut.began for cut in cuts), max(cut.began for cut in cuts)
+        if last >= first + fault.seconds:
+            raise NotFiredError(f"some pods had the store again before others lost it, {last - first:.0f} s later")
+        evidence = f"in {len(cuts)} pods, {cuts[0].evidence} for {fault.seconds:g} s, {last - first:.1f} s apart"
+        return FiredFault(fault.kind, "", first, evidence)
 
     async def _end_container(self, fault: Fault) -> FiredFault:
         name, pod = await self._pods.victim(fault)

@@ -7,14 +7,13 @@ Put it into your own pipeline with the arguments of your train step:
 
 import json
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from everstep.runtime.chaos.injector import BY_CHAOSBLADE, NOT_IN_PODS, Kind
+from everstep.runtime.chaos.injector import BY_CHAOSBLADE, Kind
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.job.spec_writer import mapping_of
 from everstep.steps import train, verdict
@@ -78,26 +77,6 @@ def check_names(only: str) -> list[str]:
     if unknown := [name for name in names if name not in CASES]:
         raise StepError(f"--only {', '.join(unknown)}: no such experiment; there are {', '.join(CASES)}")
     return [name for name in CASES if not names or name in names]
-
-
-def impossible_in_pods(*, chaosblade: bool = False) -> dict[str, str]:
-    """The experiments whose fault a cluster cannot inject, by name, and why."""
-    kinds = [kind for kind in NOT_IN_PODS if not (chaosblade and kind in BY_CHAOSBLADE)]
-    return {name: NOT_IN_PODS[case.kind] for name, case in CASES.items() if case.kind in kinds}
-
-
-def check_cluster(only: str, *, chaosblade: bool = False) -> None:
-    """Raise StepError if the list names an experiment that a cluster cannot do. Of an empty list such experiments are
-    mentioned on stderr: the verdict calls them not possible."""
-    why = impossible_in_pods(chaosblade=chaosblade)
-    left_out = [name for name in check_names(only) if name in why]
-    text = "; ".join(f"{name}: {why[name]}" for name in left_out)
-    if left_out and only.strip(", "):
-        raise StepError(
-            f"--only {','.join(left_out)}: not on a cluster ({text}); leave them out, or give --target local"
-        )
-    if left_out:
-        print(f"note: these faults are not possible on a cluster, their trainings run without: {text}", file=sys.stderr)
 
 
 def drill(

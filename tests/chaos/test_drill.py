@@ -19,7 +19,7 @@ from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.report.history import Point
 from everstep.runtime.store import DirectoryStore, open_store
 from everstep.steps import train
-from everstep.steps.chaos.drill import CASES, check_cluster, check_names, drill
+from everstep.steps.chaos.drill import CASES, check_names, drill
 from everstep.steps.entry import StepError
 from everstep.steps.train.job import job_of
 from everstep.steps.verdict.compare import (
@@ -156,19 +156,6 @@ def test_chaosblades_operator_gets_the_faults_that_it_can_do() -> None:
 def test_an_unknown_experiment_is_named() -> None:
     with pytest.raises(StepError, match="--only x: no such experiment; there are pod-preempted"):
         check_names("process-crash, x")
-
-
-def test_what_no_cluster_can_do_is_refused_before_anything_is_submitted(capsys: pytest.CaptureFixture[str]) -> None:
-    for only, chaosblade in (("store-lost, process-crash", False), ("network-loss,store-lost", True)):
-        with pytest.raises(StepError, match=r"^--only store-lost: not on a cluster \(store-lost: no program in a pod"):
-            check_cluster(only, chaosblade=chaosblade)
-    with pytest.raises(StepError, match=r"^--only network-loss,store-lost: not on a cluster"):
-        check_cluster("network-loss,store-lost")
-    check_cluster("process-crash")
-    check_cluster("network-loss", chaosblade=True)
-    assert not capsys.readouterr().err
-    check_cluster("")
-    assert "their trainings run without: network-loss: no program in a pod may" in capsys.readouterr().err
 
 
 def test_the_cost_is_the_longest_gap_and_what_was_done_again() -> None:

@@ -34,18 +34,29 @@ from everstep.runtime.store import open_store
 from tests.platform.blades import BladeOperator, Experiment
 from tests.platform.pod_api import PodApi
 
+STORE = "http://minio:9000"
+KEYS = {"MINIO_ENDPOINT": STORE, "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+
 
 def pod(name: str, labels: dict[str, str], owner: str = "j", **annotations: str) -> dict[str, Any]:
     metadata = {"name": name, "uid": f"u-{name}", "labels": labels, "annotations": annotations}
-    metadata["ownerReferences"] = [{"kind": "Workflow", "uid": owner}]
+    metadata["ownerReferences"] = [{"kind": "Workflow", "uid": owner, "name": "w.1" if owner == "j" else "w.2"}]
+    mounts = [
+        {"name": "code", "mountPath": "/code"}, {"name": "part", "mountPath": "/part", "subPath": "of/it"},
+        {"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"},
+    ]  # fmt: skip
+    container = {
+        "name": "agent", "image": "mine:1", "command": ["agent"], "env": [{"name": "MINIO_ENDPOINT", "value": STORE}],
+        "resources": {"limits": {"memory": "2Gi"}}, "volumeMounts": mounts,
+    }  # fmt: skip
     return {
         "metadata": metadata,
-        "spec": {"nodeName": "m1", "terminationGracePeriodSeconds": 25},
+        "spec": {"nodeName": "m1", "terminationGracePeriodSeconds": 25, "containers": [container]},
         "status": {"phase": "Running"},
     }
 
 
-def inject(folder: Path, fault: Fault, server: PodApi, *, by_blade: bool = False) -> FiredFault:
+def inject(folder: Path, fault: Fault, server: PodApi, *, by_blade: bool = False, store: str = "") -> FiredFault:
     """Two nodes of the job j-train, its step's pod, the pod of another step, and that of another run's train step."""
     server.nodes["m1"] = {"metadata": {"name": "m1", "resourceVersion": "1"}, "spec": {}}
     for name in ("worker-0-0", "worker-1-0"):
@@ -57,7 +68,8 @@ def inject(folder: Path, fault: Fault, server: PodApi, *, by_blade: bool = False
 
     async def story() -> FiredFault:
         async with server as url, KubeApi(Access(url, server.namespace)) as api:
-            progress, chance = Progress(open_store(str(folder)), "j-train"), random.Random(0)
+            opened = open_store(store, read_only=True, environment=KEYS) if store else open_store(str(folder))
+            progress, chance = Progress(opened, "j-train"), random.Random(0)
             injector = ClusterInjector(api, "train", progress, chance)
             return await (ChaosBladeInjector(api, progress, chance) if by_blade else injector).inject(fault)
 
@@ -80,6 +92,16 @@ def test_the_masters_pod_is_that_of_the_steps_task_in_its_run(tmp_path: Path) ->
     server = PodApi()
     assert inject(tmp_path, Fault(Kind.MASTER), server).evidence == "pod step deleted"
     assert server.pods.keys() == {"worker-0-0", "worker-1-0", "other", "theirs"}
+
+
+def test_the_masters_pod_is_that_of_its_run_if_the_step_is_all_of_it(tmp_path: Path) -> None:
+    class Alone(PodApi):
+        async def _all(self, request: web.Request) -> web.StreamResponse:
+            for name, workflow in (("step", "w.1"), ("theirs", "w.2")):
+                self.pods[name]["metadata"]["annotations"][ARGO_NODE] = f"{workflow}(0)"
+            return await super()._all(request)
+
+    assert inject(tmp_path, Fault(Kind.MASTER), Alone()).evidence == "pod step deleted"
 
 
 def test_everything_is_the_step_and_all_its_nodes(tmp_path: Path) -> None:
@@ -149,9 +171,145 @@ def test_a_node_without_a_pod_has_not_been_hit(tmp_path: Path) -> None:
         inject(tmp_path, Fault(Kind.NODE, "worker-9-0"), PodApi())
 
 
-def test_what_no_program_in_a_pod_can_do_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotPossibleError, match="not on a cluster: no program in a pod may drop its packets; with --"):
-        inject(tmp_path, Fault(Kind.NETWORK), PodApi())
+def test_what_cannot_be_done_to_pods_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotPossibleError, match="not on a cluster: the store of pods is no disk of their machine"):
+        inject(tmp_path, Fault(Kind.DISK), PodApi())
+
+
+ENDED: dict[str, Any] = {"terminated": {"exitCode": 0}}
+
+
+def fired_at(moment: float, evidence: str = "no connection") -> str:
+    """What the program in the pod prints."""
+    return json.dumps({"time": moment, "evidence": evidence}) + "\n"
+
+
+def test_a_lost_network_is_a_container_beside_the_node_that_takes_it_away(tmp_path: Path) -> None:
+    claim(open_store(str(tmp_path)), "j-train", "10.0.0.9:77", time.time())
+    server = PodApi()
+    server.beside = lambda *_: ("a warning\n" + fired_at(7.5, "no connection to the master"), ENDED)
+    fired = inject(tmp_path, Fault(Kind.NETWORK, "worker-1-0", seconds=2), server)
+    assert fired == FiredFault(
+        Kind.NETWORK, "worker-1-0", 7.5, "in pod worker-1-0, no connection to the master for 2 s"
+    )
+    (container,) = server.pods["worker-1-0"]["spec"]["ephemeralContainers"]
+    words = ["python", "-m", "everstep.runtime.chaos.cut_off", "network", "2", "10.0.0.9:77"]
+    assert (container["image"], container["command"]) == ("mine:1", words)
+    assert container["volumeMounts"] == [{"name": "code", "mountPath": "/code", "readOnly": True}]
+    security = container["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"], "add": ["NET_ADMIN"]}
+    assert not security["privileged"]
+    assert "resources" not in container, "Kubernetes refuses them"
+    assert "ephemeralContainers" not in server.pods["worker-0-0"]["spec"]
+
+
+def test_a_node_that_is_given_up_while_its_network_is_lost_was_hit(tmp_path: Path) -> None:
+    server, moment = PodApi(), time.time()
+
+    def beside(*_: Any) -> tuple[str, dict[str, Any]]:
+        asyncio.get_running_loop().call_later(1, server.remove, "worker-1-0")
+        return fired_at(moment), {"running": {}}
+
+    server.beside = beside
+    fired = inject(tmp_path, Fault(Kind.NETWORK, "worker-1-0", seconds=90), server)
+    assert (fired.time, "worker-1-0" in server.pods) == (moment, False)
+    assert "for 90 s" not in fired.evidence
+
+
+def test_a_lost_store_is_lost_by_the_step_and_all_its_nodes(tmp_path: Path) -> None:
+    server = PodApi()
+    moments = {"step": 7.0, "worker-0-0": 6.5, "worker-1-0": 7.5}
+    server.beside = lambda pod, _: (fired_at(moments[pod["metadata"]["name"]]), ENDED)
+    fired = inject(tmp_path, Fault(Kind.STORE, seconds=10), server, store="s3://bucket/mine")
+    assert fired == FiredFault(Kind.STORE, "", 6.5, "in 3 pods, no connection for 10 s, 1.0 s apart")
+    hit = {name: pod["spec"]["ephemeralContainers"] for name, pod in server.pods.items() if name in moments}
+    for (container,) in hit.values():
+        assert container["command"][-3:] == ["store", "10", "s3://bucket/mine"]
+        assert container["env"] == [{"name": "MINIO_ENDPOINT", "value": STORE}], "where the pod finds it"
+    assert not [name for name, _ in server.logs if name not in moments], "no pod of other steps and runs"
+
+
+def test_a_store_that_one_of_the_pods_keeps_was_not_lost(tmp_path: Path) -> None:
+    server = PodApi()
+    failed = {"terminated": {"exitCode": 1}}
+    server.beside = lambda pod, _: (
+        ("minio:9000 can still be reached\n", failed) if pod["metadata"]["name"] == "step" else (fired_at(7.0), ENDED)
+    )
+    with pytest.raises(
+        NotFiredError, match=r"container everstep-chaos-\w+ of pod step: minio:9000 can still be reached"
+    ):
+        inject(tmp_path, Fault(Kind.STORE), server, store="s3://bucket/mine")
+
+
+def test_a_store_that_is_never_lost_by_all_at_once_was_not_lost(tmp_path: Path) -> None:
+    server = PodApi()
+    server.beside = lambda pod, _: (fired_at(27.0 if pod["metadata"]["name"] == "step" else 7.0), ENDED)
+    with pytest.raises(NotFiredError, match="some pods had the store again before others lost it, 20 s later"):
+        inject(tmp_path, Fault(Kind.STORE, seconds=10), server, store="s3://bucket/mine")
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        (
+            {"waiting": {"reason": "CreateContainerError", "message": "no such user"}},
+            "CreateContainerError, no such user",
+        ),
+        (ENDED, "it said nothing"),
+    ],
+)
+def test_a_container_that_does_not_begin_has_not_fired(tmp_path: Path, state: dict[str, Any], why: str) -> None:
+    server = PodApi()
+    server.beside = lambda *_: ("", state)
+    with pytest.raises(NotFiredError, match=why):
+        inject(tmp_path, Fault(Kind.NETWORK, "worker-1-0"), server)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "mend"),
+    [
+        (
+            'pods "worker-1-0" is forbidden: violates PodSecurity "baseline:latest": non-default capabilities',
+            "kubectl label --overwrite namespace ml pod-security.kubernetes.io/enforce=privileged",
+        ),
+        (
+            'User "x" cannot patch resource "pods/ephemeralcontainers" in API group ""',
+            "kubectl apply -n ml -f templates/chart/files/chaos",
+        ),
+    ],
+)
+def test_a_container_that_may_not_be_added_is_refused_with_what_would_let_it(
+    tmp_path: Path, refusal: str, mend: str
+) -> None:
+    class Strict(PodApi):
+        async def _add_container(self, request: web.Request) -> web.Response:
+            self.refuse = [(403, refusal)]
+            return await super()._add_container(request)
+
+    server = Strict()
+    with pytest.raises(NotPossibleError) as why:
+        inject(tmp_path, Fault(Kind.NETWORK, "worker-1-0"), server)
+    assert str(why.value).startswith("no container with NET_ADMIN can be added to pod worker-1-0: ")
+    assert refusal in str(why.value)
+    assert mend in str(why.value)
+
+
+def test_the_network_of_a_machine_is_not_taken_away(tmp_path: Path) -> None:
+    class Hosts(PodApi):
+        async def _all(self, request: web.Request) -> web.StreamResponse:
+            for there in self.pods.values():
+                there["spec"]["hostNetwork"] = True
+            return await super()._all(request)
+
+    server = Hosts()
+    with pytest.raises(NotPossibleError, match="pod worker-1-0 has its machine's network"):
+        inject(tmp_path, Fault(Kind.NETWORK, "worker-1-0"), server)
+    assert not server.logs
+
+
+def test_a_store_that_is_a_folder_of_the_pods_is_not_taken_away(tmp_path: Path) -> None:
+    with pytest.raises(NotPossibleError, match="only a store that is reached by network can be lost"):
+        inject(tmp_path, Fault(Kind.STORE), PodApi())
 
 
 def test_each_kind_is_possible_on_a_cluster_or_refused_with_its_reason(tmp_path: Path) -> None:

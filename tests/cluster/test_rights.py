@@ -32,7 +32,7 @@ MAY = {
     OF_SPARK: {**RESULTS, "pods": {*PODS, "deletecollection"}},
     OF_CHAOS: {
         **RESULTS, "pods": {"get", "list", "delete"}, "pods/eviction": {"create"}, "pods/exec": {"get", "create"},
-        "configmaps": {"get", "patch"},
+        "pods/ephemeralcontainers": {"patch"}, "pods/log": {"get"}, "configmaps": {"get", "patch"},
     },
     OF_TRAINING: {
         **RESULTS, "pods": PODS, "secrets": {"create"}, "configmaps": {"get", "create"},

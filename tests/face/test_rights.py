@@ -17,8 +17,11 @@ MAY = {
     "everstep": {"workflowtaskresults"},
     "everstep-train": {"workflowtaskresults", "pods", "secrets", "configmaps", "podgroups", "workflows"},
     "everstep-spark": {"workflowtaskresults", "pods"},
-    "everstep-chaos": {"workflowtaskresults", "pods", "pods/eviction", "pods/exec", "configmaps"},
-}
+    "everstep-chaos": {
+        "workflowtaskresults", "pods", "pods/eviction", "pods/exec", "pods/ephemeralcontainers", "pods/log",
+        "configmaps",
+    },
+}  # fmt: skip
 """By service account, the kinds of objects that it may do anything with."""
 RIGHTS = ("rbac.yaml", "chaos/rbac.yaml")
 
@@ -46,8 +49,9 @@ def test_each_account_may_do_what_its_step_needs_and_nothing_to_other_kinds(acco
     assert {kind for rule in rules(account) for kind in rule["resources"]} == MAY[account]
     words = {word for rule in rules(account) for key in ("apiGroups", "resources", "verbs") for word in rule[key]}
     assert "*" not in words
-    below = {"pods/eviction", "pods/exec"} if account == "everstep-chaos" else set()
+    below = {kind for kind in MAY[account] if "/" in kind}
     assert {kind for kind in words if "/" in kind} == below, "logs, exec, evictions"
+    assert not below or account == "everstep-chaos"
 
 
 def test_every_account_that_is_bound_is_made() -> None:

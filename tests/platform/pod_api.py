@@ -44,6 +44,10 @@ class PodApi:
         """(pod, container, command) of each exec."""
         self.execute: Callable[[list[str]], tuple[bytes, str]] = lambda _: (b"", "")
         """What a command prints, and why it failed; "": it did not."""
+        self.beside: Callable[[Object, Object], tuple[str, Object]] = lambda *_: ("", {"waiting": {}})
+        """What a container that is added to a pod (pod, container) has in its log, and its state."""
+        self.logs: dict[tuple[str, str], str] = {}
+        """By pod and container, of those that were added."""
         self.blades: BladeOperator | None = None
         """ChaosBlade's operator, if it is installed."""
         self._away = 0
@@ -58,6 +62,8 @@ class PodApi:
         app.router.add_route("*", "/api/v1/namespaces/{namespace}/{kind}", self._all)
         app.router.add_route("*", "/api/v1/namespaces/{namespace}/{kind}/{name}", self._one)
         app.router.add_get("/api/v1/namespaces/{namespace}/pods/{name}/exec", self._exec)
+        app.router.add_patch("/api/v1/namespaces/{namespace}/pods/{name}/ephemeralcontainers", self._add_container)
+        app.router.add_get("/api/v1/namespaces/{namespace}/pods/{name}/log", self._log)
         app.router.add_route("*", "/api/v1/nodes/{name}", self._node)
         app.router.add_route("*", "/apis/chaosblade.io/v1alpha1/chaosblades", self._blade)
         app.router.add_route("*", "/apis/chaosblade.io/v1alpha1/chaosblades/{name}", self._blade)
@@ -231,6 +237,29 @@ class PodApi:
         await socket.send_bytes(b"\3" + json.dumps({"status": "Failure" if why else "Success"}).encode())
         await socket.close()
         return socket
+
+    async def _add_container(self, request: web.Request) -> web.Response:
+        """A strategic merge: the container is added to those that there are. Its state is what `beside` says."""
+        if refusal := self._refusal(request):
+            return refusal
+        assert request.content_type == "application/strategic-merge-patch+json"
+        change, name = await request.json(), request.match_info["name"]
+        pod = self.pods.get(name)
+        if pod is None or change["metadata"]["uid"] != pod["metadata"]["uid"]:
+            return _no(409 if pod else 404, f'"{name}" not found, or another one')
+        (container,) = change["spec"]["ephemeralContainers"]
+        containers = [*pod["spec"].get("ephemeralContainers", ()), container]
+        self._tell("MODIFIED", {**pod, "spec": {**pod["spec"], "ephemeralContainers": containers}})
+        self.logs[name, container["name"]], state = self.beside(pod, container)
+        if name in self.pods:
+            states = [*pod["status"].get("ephemeralContainerStatuses", ()), {"name": container["name"], "state": state}]
+            self.become(name, **{**pod["status"], "ephemeralContainerStatuses": states})
+        return web.json_response(self.pods.get(name, pod))
+
+    async def _log(self, request: web.Request) -> web.Response:
+        if refusal := self._refusal(request):
+            return refusal
+        return web.Response(text=self.logs[request.match_info["name"], request.query["container"]])
 
     async def _blade(self, request: web.Request) -> web.Response:
         if self.blades is None:

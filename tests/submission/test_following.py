@@ -110,20 +110,6 @@ def test_a_failed_step_ends_with_its_exit_code_and_the_end_of_its_log(
     assert "line 3\n" not in completed.stderr
 
 
-def test_what_no_cluster_can_do_is_not_submitted(
-    environment: Environment, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    drill = PIPELINE.with_name("chaos_drill.py")
-    monkeypatch.setattr(sys, "argv", [str(drill), *ON_ARGO, "--only", "store-lost"])
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(drill), run_name="__main__")
-    assert end.value.code == 2
-    assert "chaos_drill.py: --only store-lost: not on a cluster (" in capfd.readouterr().err
-    assert not cluster.submitted
-
-
 def test_detached_it_only_submits(pipeline: Call, environment: Environment, cluster: Cluster) -> None:
     completed = pipeline(environment, *ON_ARGO, "--detach")
     assert completed.returncode == 0, completed.stderr

@@ -36,6 +36,8 @@ An API server that has just started refuses requests until it has read its own r
 _OUTPUT_CHANNEL, _ERROR_CHANNEL, _STATUS_CHANNEL = 1, 2, 3
 FORBIDDEN_USER = re.compile(r'User ".*" cannot ')
 """Matches the message for a missing right; the server also forbids for other reasons: a quota, a policy."""
+_MERGE_PATCH, _STRATEGIC_PATCH = "application/merge-patch+json", "application/strategic-merge-patch+json"
+"""A list in the one replaces the whole list, in the other it adds to it (Kubernetes, "API Concepts")."""
 T = TypeVar("T")
 Kind = Literal[
     "pods",
@@ -172,6 +174,12 @@ class KubeApi:
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid}}
         await self._ask("DELETE", kind, self._path(kind, name), body={**body, "gracePeriodSeconds": grace_s})
 
+    async def add_container(self, pod: str, uid: str, container: Mapping[str, Any]) -> None:
+        """Add an ephemeral container to that incarnation of the pod. Raises KubeError (409: another has the name)."""
+        change = {"metadata": {"uid": uid}, "spec": {"ephemeralContainers": [container]}}
+        path = self._path("pods", f"{pod}/ephemeralcontainers")
+        await self._ask("PATCH", "ephemeralcontainers", path, body=change, content=_STRATEGIC_PATCH)
+
     async def evict(self, pod: str) -> None:
         """Evict the pod, as `kubectl drain` does. Raises KubeError (429: a disruption budget forbids it for now)."""
         wish = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod}}
@@ -291,10 +299,17 @@ class KubeApi:
         return f"{GROUPS[kind]}{space}/{kind.partition('.')[0]}{f'/{name}' if name else ''}"
 
     async def _ask(
-        self, method: str, kind: str, path: str, body: Any = None, query: Mapping[str, str] = {}
+        self,
+        method: str,
+        kind: str,
+        path: str,
+        body: Any = None,
+        query: Mapping[str, str] = {},
+        content: str = _MERGE_PATCH,
     ) -> dict[str, Any]:
+        """`content`: the type of a patch."""
         try:
-            async with self._open(method, path, body, query) as answer:
+            async with self._open(method, path, body, query, content=content) as answer:
                 await self._check_answer((method, kind), answer)
                 return await answer.json()
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -335,13 +350,14 @@ class KubeApi:
         body: Any = None,
         query: Mapping[str, str] = {},
         limits: aiohttp.ClientTimeout | None = None,
+        content: str = _MERGE_PATCH,
     ) -> Any:
         assert self._session, "used outside of `async with`"
         headers = {"Accept": "application/json"}
         if account := self._access.authorization():
             headers["Authorization"] = account
         if method == "PATCH":
-            headers["Content-Type"] = "application/merge-patch+json"
+            headers["Content-Type"] = content
         more: dict[str, Any] = {"timeout": limits} if limits else {}
         more |= {"server_hostname": self._access.server_name} if self._access.server_name else {}
         more |= {"proxy": self._access.proxy} if self._access.proxy else {}
