@@ -2,6 +2,7 @@
 
 import json
 import posixpath
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,10 +11,11 @@ from typing import Any
 from everstep.convert.field_reader import ConvertError, Fields, path_text
 from everstep.convert.gang import CREATE, Group, read_group, take_gang, what_becomes_of
 from everstep.convert.kinds import KINDS
-from everstep.convert.launcher import SLOTS, Launch, parse_launch, patience_of, starter_in, step_arguments
+from everstep.convert.launcher import CONF, SLOTS, Launch, parse_launch, starter_in, step_arguments
 from everstep.convert.names import read_name, with_role_names
 from everstep.convert.nearest import nearest
 from everstep.convert.pods import gpus_of, take_all
+from everstep.convert.rendezvous import parse_settings, patience_of, without_counterpart
 from everstep.convert.source import Pod, Role, SourceJob
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.job.spec_reader import SpecError, spec_of
@@ -41,6 +43,7 @@ _BRACES = (
     "the image"
 )
 _INSTEAD = "nearest: a command that is only what it starts, and slots in a job spec"
+_OF_AGENT = re.compile(r"\$(\$|\{?local_rank\b)")
 _KEYS = "on a cluster its nodes reach Everstep's store by them, too; nearest: keys of both, also in --store-secret"
 _NO_COMMAND = "it has no command, and its image's own is not known here"
 
@@ -292,7 +295,7 @@ def _take_commands(
             taken.append(_as_its_shell_sets(role, launch))
             continue
         taken.append(role)
-        commands[role.name] = shlex.join(role.pod.command)
+        commands[role.name] = _unchanged(shlex.join(role.pod.command))
         what = "each worker runs its command unchanged" if role.pod.command else _NO_COMMAND
         starter = starter_in(role.pod.command)
         if starter and policies.get("frameworkType") != Framework.HOROVOD:
@@ -302,19 +305,27 @@ def _take_commands(
     return taken
 
 
+def _unchanged(command: str) -> str:
+    """As a worker's agent takes it, which fills in `${local_rank}` and for `$$` puts `$`."""
+    return command.replace("$", "$$") if _OF_AGENT.search(command) else command
+
+
 def _take_flags(
     launch: Launch, arguments: dict[str, Any], policies: dict[str, Any], file: str, notes: list[str]
 ) -> None:
     """The launcher's flags are the step's, its patience that of the job spec."""
     step, flags_left = step_arguments(launch.flags)
     arguments |= step
-    if patience := patience_of(launch.flags):
+    settings = parse_settings(launch.flags.get(CONF, ""))
+    if patience := patience_of(settings):
         policies["patience"] = {**policies.get("patience", {}), **patience}
     for name, value in flags_left.items():
         nearest_flag = nearest((name,), "the train step's flags")
         notes.append(f"{file}: the launcher's --{name}={value}: no counterpart; nearest: {nearest_flag}")
-    for word in launch.unfilled:
-        notes.append(f"{file}: the command's `{word}` is passed as it stands; nearest: its value in --script-args")
+    for key, what in without_counterpart(settings).items():
+        notes.append(f"{file}: the launcher's --{CONF} {key}={settings[key]}: no counterpart; nearest: {what}")
+    for word in launch.unknown:
+        notes.append(f"{file}: the command's `{word}` needs what is left out; nearest: the variable in `env`")
     if launch.output:
         notes.append(f"{file}: the command's `{launch.output}` is left out; nearest: everstep workflow logs")
     for command in launch.start.others:

@@ -47,8 +47,6 @@ _NEAREST = {
     "volumes": "volumes and volumeMounts of a role's template in a job spec",
     "livenessProbe": "hang in a job spec",
     "ports": "not needed: pods of a job reach each other",
-    "rdzvConf": "joinWindow and joinTimeout in a job spec's patience",
-    "rdzv_conf": "a job spec's patience; a node without a place in a round waits, as long as it takes",
     "managedBy": "the controller's instance id",
 }
 

@@ -35,6 +35,11 @@ _PLAIN = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
 """A value that stands for itself, within quotes and without: there it may be several words."""
 _EXPANDED = re.compile(r"[*?\[]|^~|\{[^{}]*(?:,|\.\.)[^{}]*\}")
 """In a word without quotes: names of files, one's own folder, several words (bash)."""
+_WORD = re.compile(rf"(?:{_QUOTES}|[^\s'\"\\])+", re.DOTALL)
+"""As a shell separates them, with their quotes."""
+_NODES_RANK = "GROUP_RANK"
+_RANKS = dict.fromkeys(("RANK", "NODE_RANK", "PET_NODE_RANK"), _NODES_RANK)
+"""Where a launcher stands, these are its node's, which a worker knows by another name."""
 _RENDEZVOUS = ("NODE_RANK", "DLROVER_MASTER_ADDR", "MASTER_ADDR", "MASTER_PORT")
 """Where a launcher's nodes meet: the train step decides it."""
 
@@ -57,6 +62,10 @@ class ShellStart:
         own = dict(map(_halves, filter(_is_known, assignments)))
         others = tuple(text for text in assignments if not _is_known(text))
         return replace(self, variables=_without_meeting({**self.variables, **own}), others=(*self.others, *others))
+
+    def names_left_out(self) -> frozenset[str]:
+        """The variables that `others` may set."""
+        return frozenset(re.findall(r"\w+", " ".join(self.others)))
 
 
 def place_of_text(command: Sequence[str]) -> int:
@@ -128,6 +137,31 @@ def is_plain(command: str) -> bool:
 def words_to_expand(command: str) -> frozenset[str]:
     """Its words without quotes for which a shell would put names of files, or several words."""
     return frozenset(word for word in _QUOTED.sub("", command).split() if _EXPANDED.search(word))
+
+
+def split_words(command: str) -> list[str]:
+    """Its words with their quotes, as many as `shlex.split` finds."""
+    return _WORD.findall(command)
+
+
+def is_filled_in(word: str) -> bool:
+    """Whether a shell puts something else for a word with its quotes."""
+    return "$" in _LITERAL.sub("", word) or bool(words_to_expand(word))
+
+
+def names_in(text: str) -> frozenset[str]:
+    """The variables that a shell's text names."""
+    return frozenset(match[1] or match[2] for match in _TO_FILL.finditer(text) if match[1] or match[2])
+
+
+def of_worker(word: str) -> str:
+    """A launcher's word in which the node's rank has the name that it has in a worker."""
+
+    def renamed(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        return f"${{{_RANKS[name]}}}" if name in _RANKS else match[0]
+
+    return _TO_FILL.sub(renamed, word)
 
 
 def fill_in(text: str, variables: Mapping[str, str]) -> str:
