@@ -16,7 +16,7 @@ from everstep.convert.names import read_name, with_role_names
 from everstep.convert.nearest import nearest
 from everstep.convert.pods import gpus_of, take_all
 from everstep.convert.rendezvous import parse_settings, patience_of, without_counterpart
-from everstep.convert.source import Pod, Role, SourceJob
+from everstep.convert.source import Pod, Role, SourceJob, claim_name
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.job.spec_reader import SpecError, spec_of
 from everstep.runtime.protocol.rounds import Framework
@@ -59,6 +59,8 @@ class Conversion:
     """That of rank 0's role. The step runs in its image; each role's whole pod is in the arguments' job spec."""
     metadata: dict[str, dict[str, str]]
     """The job's own labels and annotations."""
+    claims: tuple[dict[str, Any], ...]
+    """Templates of the claims that the workflow makes."""
     notes: tuple[str, ...]
     """What could not be converted, one line each: FILE:LINE: FIELD: what, and the nearest."""
 
@@ -100,14 +102,17 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
         names = [entry.get("name") for entry in role.pod.container.get("env", [])]
         if own_keys := [name for name in names if name in (*NEEDED_KEYS, *OTHER_KEYS)]:
             more.append(f"{file}: {role.name}: {', '.join(own_keys)}: {_KEYS}")
-    if "{{" in json.dumps(arguments):
+    texts = json.dumps(arguments)
+    for claim in job.claims:
+        texts = texts.replace(claim_name(claim["metadata"]["name"]), "")
+    if "{{" in texts:
         more.append(f"{file}: {_BRACES}")
     if not image:
         more.append(f"{file}: image {pod.image}: it must have Everstep installed; or give your own with --image")
     for other_image in dict.fromkeys(role.pod.image for role in job.roles if role.pod.image != pod.image):
         more.append(f"{file}: image {other_image}: it must have Everstep installed, too")
     return Conversion(
-        name, arguments, replace(pod, image=image or pod.image), job.metadata,
+        name, arguments, replace(pod, image=image or pod.image), job.metadata, job.claims,
         tuple(as_text(note) for note in (*unmatched_fields, *more)),
     )  # fmt: skip
 

@@ -52,3 +52,10 @@ class SourceJob:
     """Those that its operator sets to the same in all pods, as far as a launcher's flags may need them."""
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)
     """Its own labels and annotations."""
+    claims: tuple[dict[str, Any], ...] = ()
+    """Templates of the claims that the workflow makes for its volumes."""
+
+
+def claim_name(name: str) -> str:
+    """What Argo calls the workflow's own claim of that name, which it fills in where a pod mounts it."""
+    return f"{{{{workflow.name}}}}-{name}"

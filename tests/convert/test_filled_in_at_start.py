@@ -109,11 +109,12 @@ def test_a_command_that_runs_unchanged_keeps_what_its_shell_writes_with_two_doll
     conversion = converted(line)
     local, braced, process = arguments_in_a_worker(conversion, tmp_path)
     assert (local, braced) == ("7", "7")
-    assert process.isdecimal() and int(process) != os.getpid()
+    assert process.isdecimal()
+    assert int(process) != os.getpid()
 
 
 @settings(max_examples=examples(300))
-@given(st.lists(st.sampled_from(list("ab =$*'\"\\\n\t") + ["'a b'", '"a b"']), max_size=14).map("".join))
+@given(st.lists(st.sampled_from([*"ab =$*'\"\\\n\t", "'a b'", '"a b"']), max_size=14).map("".join))
 def test_words_with_their_quotes_are_those_without(text: str) -> None:
     try:
         words = shlex.split(text)

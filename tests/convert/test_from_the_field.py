@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from everstep.convert import Conversion, ConvertError, convert
+from everstep.convert import ConvertError, convert
 from tests.convert.stand_ins import HEAD, POD
 
 KUBEFLOW = """\

@@ -76,9 +76,8 @@ def test_a_time_that_is_none_is_listed(value: str) -> None:
 
 
 def test_a_launchers_own_setting_goes_before_the_policys() -> None:
-    text = elastic(
-        {"join_timeout": "60", "last_call_timeout": "5"}, "torch.distributed.run, --rdzv-conf=join_timeout=90"
-    )
+    settings = {"join_timeout": "60", "last_call_timeout": "5"}
+    text = elastic(settings, "torch.distributed.run, --rdzv-conf=join_timeout=90")
     assert patience(text) == {"joinTimeout": 90, "joinWindow": 5}
 
 

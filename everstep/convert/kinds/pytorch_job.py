@@ -12,6 +12,8 @@ from everstep.convert.source import Role, SourceJob
 _CONTAINER = "pytorch"
 """The name of the container that its operator looks after."""
 _REPLICAS, _ELASTIC, _RUN = ("spec", "pytorchReplicaSpecs"), ("spec", "elasticPolicy"), ("spec", "runPolicy")
+_MEETING = {"rdzvBackend": str, "rdzvPort": int, "rdzvHost": str, "rdzvId": str, "standalone": bool}
+"""Where its nodes meet, which the train step decides."""
 
 
 def read(fields: Fields) -> SourceJob:
@@ -39,13 +41,7 @@ def read(fields: Fields) -> SourceJob:
     for path, argument in (((*_ELASTIC, "maxRestarts"), "max_restarts"), ((*_RUN, "backoffLimit"), "max_relaunches")):
         if fields.has(*path):
             arguments[argument] = fields.count(*path)
-    for name, kind in (
-        ("rdzvBackend", str),
-        ("rdzvPort", int),
-        ("rdzvHost", str),
-        ("rdzvId", str),
-        ("standalone", bool),
-    ):
+    for name, kind in _MEETING.items():
         fields.skip(kind, *_ELASTIC, name)
     slots_path = (*_ELASTIC, "nProcPerNode") if fields.has(*_ELASTIC, "nProcPerNode") else ("spec", "nprocPerNode")
     slots = read_slots(fields, slots_path, pods[of_all].container)
