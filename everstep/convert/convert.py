@@ -46,6 +46,10 @@ _INSTEAD = "nearest: a command that is only what it starts, and slots in a job s
 _OF_AGENT = re.compile(r"\$(\$|\{?local_rank\b)")
 _KEYS = "on a cluster its nodes reach Everstep's store by them, too; nearest: keys of both, also in --store-secret"
 _NO_COMMAND = "it has no command, and its image's own is not known here"
+_NO_PROGRAM = (
+    "it has arguments alone, and what its image, or its runtime, runs with them is not known here: they are taken for "
+    "the command; nearest: `command` before them, such as [python, train.py]"
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     if version not in versions:
         raise fields.wrong(f"{version} is not known for {kind}; known is {' or '.join(versions)}", "apiVersion")
     fields.skip(dict, "status")
+    for path in (("spec", "suspend"), ("spec", "runPolicy", "suspend")):
+        fields.skip_value(False, *path)
     name = read_name(fields)
     groups = [read_group(other.value) for other in others if _kind(other) == _GROUP]
     group = groups[0] if len(groups) == 1 else Group()
@@ -250,7 +256,7 @@ def _launch_of(role: Role, of_job: Mapping[str, str]) -> Launch | None:
     literals = [entry for entry in container.get("env", []) if entry.get("value")]
     variables = dict(of_job) | {str(entry.get("name")): str(entry["value"]) for entry in literals}
     variables |= {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
-    variables["NUM_TRAINERS"] = str(role.slots)
+    variables |= dict.fromkeys(("NUM_TRAINERS", "PET_NPROC_PER_NODE", "PET_N_PROC_PER_NODE"), str(role.slots))
     launch = parse_launch(role.pod.command, variables, str(container.get("workingDir") or ""))
     if launch and launch.flags.get(SLOTS) in ("auto", "gpu") and (devices := gpus_of(container)):
         return replace(launch, flags={**launch.flags, SLOTS: str(devices)})
@@ -302,9 +308,10 @@ def _take_commands(
         taken.append(role)
         commands[role.name] = _unchanged(shlex.join(role.pod.command))
         what = "each worker runs its command unchanged" if role.pod.command else _NO_COMMAND
+        what = what if role.pod.has_program else _NO_PROGRAM
         starter = starter_in(role.pod.command)
         if starter and policies.get("frameworkType") != Framework.HOROVOD:
-            what += f", in which `{starter}` starts processes of its own; {_INSTEAD}"
+            what += f", in which `{starter}` starts processes of its own, each alone; {_INSTEAD}"
         notes.append(f"{file}: {role.name}: {what}")
     arguments |= {"script": COMMAND, "script_args": shlex.quote(json.dumps(commands, ensure_ascii=False))}
     return taken

@@ -13,9 +13,11 @@ from everstep.convert.field_reader import number_in
 from everstep.convert.shell import (
     ShellStart,
     fill_in,
+    has_mask,
     is_assignment,
     is_filled_in,
     is_plain,
+    mask_substitutions,
     names_in,
     of_worker,
     place_of_text,
@@ -46,6 +48,8 @@ _COUNTS = {
     SLOTS: "workers_per_node", "max_restarts": "max_restarts", "min_bandwidth": "min_bandwidth",
     "min_channels": "min_channels",
 }  # fmt: skip
+_OF_SIZE = re.compile(r"\$\{?(WORLD_SIZE|PET_NNODES)\}?")
+"""As the number of nodes: all that the job has."""
 _BOX_PAIRS = re.compile(r"\d+:\d+( \d+:\d+)*")
 _BEFORE = ("exec", "env")
 """Words that a shell's command may begin with, which change nothing in what it starts."""
@@ -96,19 +100,20 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: s
     if place := place_of_text(command):
         *earlier, last = split_commands(command[place]) or [""]
         last, output = split_output(last)
-        if not is_plain(last):
-            return None
         start = read_start(earlier, folder, variables)
         quoted = split_words(last := fill_in(last, start.known))
+        if not is_plain(last := mask_substitutions(last)):
+            return None
         try:
             words = shlex.split(last)
         except ValueError:
             return None
+    all_words = tuple(words)
     while words and (is_assignment(words[0]) or words[0] in _BEFORE):
         of_command += filter(is_assignment, [words.pop(0)])
     has_launcher, rest = _after_launcher(words)
     flags, rest = _split_flags(rest)
-    if not rest:
+    if not rest or (has_mask(all_words[: -len(rest)])):
         return None
     python = () if _NO_PYTHON in flags else ("python", "-m") if flags.keys() & set(_MODULE) else ("python",)
     quoted = quoted[-len(rest) :]
@@ -178,6 +183,6 @@ def step_arguments(flags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, 
             arguments[name] = True
         elif name == "box_pairs" and _BOX_PAIRS.fullmatch(value):
             arguments[name] = value
-        elif name not in (*_RENDEZVOUS, CONF):
+        elif name not in (*_RENDEZVOUS, CONF) and not (name == "nnodes" and _OF_SIZE.fullmatch(value)):
             flags_left[name] = value
     return arguments, flags_left

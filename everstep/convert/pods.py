@@ -20,7 +20,8 @@ _OF_OPERATORS = {
 """Variables that operators set, each with what it is called here."""
 NOTHING: Mapping[str, str] = {}
 _OF_WORKFLOW = "imagePullSecrets"
-_SPEC = [name for name in pod_template.SPEC if name != _OF_WORKFLOW]
+SPEC = [name for name in pod_template.SPEC if name != _OF_WORKFLOW]
+"""Fields of a pod that a role's template has, too."""
 _TYPES = {**pod_template.CONTAINER, **pod_template.SPEC, **pod_template.METADATA}
 
 
@@ -38,7 +39,7 @@ def read_pod(fields: Fields, path: FieldPath, name: str = "", operators: Mapping
         fields.note(f"no counterpart; nearest: {nearest(('sidecar',))}", *spec, "containers", number)
     container = take_all(fields, "Container", _CONTAINER, first)
     note_requests(fields, (*first, "resources"))
-    template = take_all(fields, "Template", _SPEC, spec)
+    template = take_all(fields, "Template", SPEC, spec)
     if more := take_all(fields, "PodMetadata", pod_template.METADATA, metadata):
         template["metadata"] = more
     seconds = template.get(GRACE, 0)
@@ -50,7 +51,7 @@ def read_pod(fields: Fields, path: FieldPath, name: str = "", operators: Mapping
     fields.skip(str, *metadata, "creationTimestamp")
     return Pod(
         fields.take(str, *first, "image"), read_command(fields, first, container, operators), container, template,
-        take_all(fields, "Spec", [_OF_WORKFLOW], spec),
+        take_all(fields, "Spec", [_OF_WORKFLOW], spec), has_program(fields, first),
     )  # fmt: skip
 
 
@@ -96,6 +97,11 @@ def read_command(
             variables[str(entry.get("name"))] = expand_references(str(entry.get("value") or ""), variables)
     words = (*read_texts(fields, (*path, "command")), *read_texts(fields, (*path, "args")))
     return filled_in_at_start([expand_references(word, variables) for word in words], not_known)
+
+
+def has_program(fields: Fields, path: FieldPath) -> bool:
+    """Whether the container at `path` says what is run, not only with which arguments."""
+    return bool(fields.length(*path, "command") or not fields.length(*path, "args"))
 
 
 def read_texts(fields: Fields, path: FieldPath) -> list[str]:

@@ -3,7 +3,7 @@
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/sh", "/usr/bin/bash")
@@ -17,8 +17,12 @@ _PIECE = re.compile(
 )
 """A shell's text is made of these. What is in quotes is one piece, and so are line breaks after a joint: the command
 goes on."""
-_LITERAL = re.compile(r"'[^']*'|\\.", re.DOTALL)
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
 _SYNTAX, _SUBSTITUTION = re.compile(r"[;|<>&()\n]"), re.compile(r"`|\$\(")
+_SUBSTITUTED = r"""\$\([^()'"`\n]*\)|`[^`'"\n]*`"""
+"""A command whose output is put there, without quotes of its own."""
+_SUBSTITUTION_OR_ESCAPED = re.compile(rf"\\.|{_SUBSTITUTED}", re.DOTALL)
+_MASK = "\1"
 _FILE = r"""[^\s'"|&;<>]+"""
 _OUTPUT = re.compile(rf"(?<=\s)(2>&1\s*)?(\|&?\s*tee(\s+-a)?\s+{_FILE}|&?>>?\s*{_FILE}(\s+2>&1)?|2>&1)\s*$")
 _AND = "\0"
@@ -29,13 +33,15 @@ _COMPOUND = re.compile(
 """How a part of a command begins that decides which of the others run."""
 _SETS = re.compile(r"(cd|export)\s|[A-Za-z_]\w*=[^\s$`]*$")
 """How a command begins that only sets something for those after it."""
-_TO_FILL = re.compile(r"'[^']*'|\\.|\$(\w+)|\$\{(\w+)\}", re.DOTALL)
-"""A variable, or a part of the text in which none counts."""
+_VARIABLE = re.compile(r"\\.|\$(\w+)|\$\{(\w+)\}", re.DOTALL)
+"""Or a character that a backslash takes its meaning."""
+_SPAN = re.compile(rf"{_QUOTES}|[^'\"\\]+|.", re.DOTALL)
+"""A part of a shell's text with the same quotes."""
 _PLAIN = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
 """A value that stands for itself, within quotes and without: there it may be several words."""
 _EXPANDED = re.compile(r"[*?\[]|^~|\{[^{}]*(?:,|\.\.)[^{}]*\}")
 """In a word without quotes: names of files, one's own folder, several words (bash)."""
-_WORD = re.compile(rf"(?:{_QUOTES}|[^\s'\"\\])+", re.DOTALL)
+_WORD = re.compile(rf"(?:{_QUOTES}|{_SUBSTITUTED}|[^\s'\"\\])+", re.DOTALL)
 """As a shell separates them, with their quotes."""
 _NODES_RANK = "GROUP_RANK"
 _RANKS = dict.fromkeys(("RANK", "NODE_RANK", "PET_NODE_RANK"), _NODES_RANK)
@@ -131,12 +137,23 @@ def split_output(command: str) -> tuple[str, str]:
 
 def is_plain(command: str) -> bool:
     """Whether a shell would do nothing but start it, after filling in variables."""
-    return not (_SYNTAX.search(_QUOTED.sub("", command)) or _SUBSTITUTION.search(_LITERAL.sub("", command)))
+    return not (_SYNTAX.search(_QUOTED.sub("", command)) or _SUBSTITUTION.search(_without_literals(command)))
 
 
 def words_to_expand(command: str) -> frozenset[str]:
     """Its words without quotes for which a shell would put names of files, or several words."""
     return frozenset(word for word in _QUOTED.sub("", command).split() if _EXPANDED.search(word))
+
+
+def mask_substitutions(command: str) -> str:
+    """With one character, which no command has, for each command whose output a shell would put there."""
+
+    return _replace(command, _SUBSTITUTION_OR_ESCAPED, lambda match: match[0] if match[0][0] == "\\" else _MASK)
+
+
+def has_mask(words: Sequence[str]) -> bool:
+    """Whether one of the words has a command's output in it."""
+    return any(_MASK in word for word in words)
 
 
 def split_words(command: str) -> list[str]:
@@ -146,12 +163,13 @@ def split_words(command: str) -> list[str]:
 
 def is_filled_in(word: str) -> bool:
     """Whether a shell puts something else for a word with its quotes."""
-    return "$" in _LITERAL.sub("", word) or bool(words_to_expand(word))
+    return bool(re.search("[$`]", _without_literals(word))) or bool(words_to_expand(word))
 
 
 def names_in(text: str) -> frozenset[str]:
     """The variables that a shell's text names."""
-    return frozenset(match[1] or match[2] for match in _TO_FILL.finditer(text) if match[1] or match[2])
+    matches = _VARIABLE.finditer(_without_literals(text))
+    return frozenset(match[1] or match[2] for match in matches if match[1] or match[2])
 
 
 def of_worker(word: str) -> str:
@@ -161,7 +179,7 @@ def of_worker(word: str) -> str:
         name = match[1] or match[2]
         return f"${{{_RANKS[name]}}}" if name in _RANKS else match[0]
 
-    return _TO_FILL.sub(renamed, word)
+    return _replace(word, _VARIABLE, renamed)
 
 
 def fill_in(text: str, variables: Mapping[str, str]) -> str:
@@ -172,7 +190,17 @@ def fill_in(text: str, variables: Mapping[str, str]) -> str:
         value = None if name in _RENDEZVOUS else variables.get(name)
         return match[0] if value is None or not _PLAIN.fullmatch(value) else value
 
-    return _TO_FILL.sub(filled, text)
+    return _replace(text, _VARIABLE, filled)
+
+
+def _replace(text: str, pattern: re.Pattern[str], by: Callable[[re.Match[str]], str]) -> str:
+    """`pattern.sub`, but for what is in single quotes, or escaped outside of quotes."""
+    return _SPAN.sub(lambda span: span[0] if span[0][0] in "'\\" else pattern.sub(by, span[0]), text)
+
+
+def _without_literals(text: str) -> str:
+    """Without what is in single quotes, or escaped: there a shell puts nothing else."""
+    return _SPAN.sub(lambda span: "" if span[0][0] in "'\\" else _ESCAPED.sub("", span[0]), text)
 
 
 def is_assignment(word: str) -> bool:

@@ -18,6 +18,8 @@ class Pod:
     """Fields of an Argo template: nodeSelector, tolerations, volumes..."""
     spec: dict[str, Any] = field(default_factory=dict)
     """Fields of a Workflow's spec: imagePullSecrets."""
+    has_program: bool = True
+    """False: `command` is arguments alone, of a program that the image or a runtime may have."""
 
     def memory_mounts(self) -> list[dict[str, Any]]:
         """Where it mounts a volume as /dev/shm."""

@@ -64,9 +64,11 @@ def arguments_in_a_worker(conversion: Conversion, folder: Path) -> list[str]:
         (["bash", "-c", "torchrun t.py \"$@\" $1", "--", "--lr", "a b"], ["--lr", "a b", "--lr"]),
         (["sh", "-c", "torchrun t.py --missing=${MISSING:-none} ${TOKEN:+yes}"], ["--missing=none", "yes"]),
         (["bash", "-c", "torchrun t.py *.txt {1..3}"], ["b.txt", "c d.txt", "1", "2", "3"]),
+        (["sh", "-c", "torchrun --nnodes=2 t.py --run \"it's $(echo a b)-$LR\" `echo c` $(echo d e) '$(x)'"],
+         ["--run", "it's a b-1e-3", "c", "d", "e", "$(x)"]),
         (["python", "-m", "torch.distributed.launch", "t.py", "$(POD_NAME)"], ["--local-rank=1", "x-worker-0"]),
     ],
-    ids=range(10),
+    ids=range(11),
 )  # fmt: skip
 def test_a_launchers_words_are_filled_in_in_the_pod_at_start(
     command: list[str], expected: list[str], tmp_path: Path

@@ -34,7 +34,8 @@ def test_lines_that_start_a_script(command: list[str], script: str, flags: dict[
     [[], ["nginx"], ["sleep", "infinity"], ["python", "-m", "trainer"], ["sh", "-c", "python a.py | tee log"],
      ["sh", "-c", "python 'a.py"], ["sh", "-c", "python a.py $X"], ["sh", "-c", "X=1 python a.py $X"],
      ["bash", "-c", "torchrun a.py\necho done"], ["bash", "--norc", "torchrun a.py"],
-     ["sh", "-c", "./prepare.sh && python a.py"], ["sh", "-c", "torchrun a.py &"], ["sh", "-c", "torchrun a.py `x`"],
+     ["sh", "-c", "./prepare.sh && python a.py"], ["sh", "-c", "torchrun a.py &"],
+     ["sh", "-c", "torchrun --nnodes=$(cat n) a.py"],
      ["sh", "-c", "if test -f a; then export A=1; fi; torchrun a.py"], ["sh", "-c", "f() { x; }\ntorchrun a.py"],
      ["sh", "-c", "test -f x ||\n torchrun a.py"],
      ["sh", "-c", "cat > a.py <<END\ntorchrun a.py\nEND"], ["sh", "-c", "cat <<END\npass\nEND\ntorchrun a.py"],
@@ -235,7 +236,7 @@ def test_where_a_launchers_output_goes_is_listed(output: str) -> None:
 def test_what_starts_processes_in_each_worker_is_told(command: list[str], starter: str) -> None:
     pod = POD.replace("[python, t.py]", json.dumps(command))
     notes = convert(f"{HEAD}  replicaSpecs: {{worker: {{{pod}}}}}", "f").notes
-    more = f", in which `{starter}` starts processes of its own; nearest: " if starter else ""
+    more = f", in which `{starter}` starts processes of its own, each alone; nearest: " if starter else ""
     (note,) = (note for note in notes if "unchanged" in note)
     assert note.startswith(f"f: worker: each worker runs its command unchanged{more}")
     assert starter or note.endswith("unchanged")

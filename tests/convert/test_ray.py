@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from everstep.convert import Conversion, convert
+from everstep.convert import Conversion, ConvertError, convert
 from everstep.runtime.job.spec_reader import spec_of
 
 HEAD = """\
@@ -69,9 +69,8 @@ def test_a_group_has_as_many_nodes_as_pods_in_kuberay(sizes: str, expected: tupl
 
 
 def test_what_ray_is_started_with_is_not_needed() -> None:
-    told = (
-        "f:8: spec.rayClusterSpec.headGroupSpec.rayStartParams: no counterpart; nearest: not needed: no Ray is started"
-    )
+    place = "f:9: spec.rayClusterSpec.headGroupSpec.rayStartParams"
+    told = f"{place}: no counterpart; nearest: not needed: no Ray is started"
     assert [note for note in ray("replicas: 0").notes if "rayStartParams" in note] == [told]
 
 
@@ -118,3 +117,41 @@ def test_a_group_that_ray_would_scale_from_none_begins_with_one_node() -> None:
     assert told in conversion.notes
     none = ray("replicas: 0, minReplicas: 0, maxReplicas: 0", autoscaling="enableInTreeAutoscaling: true")
     assert none.pod.image == "h"
+
+
+ENVIRONMENT = """\
+  runtimeEnvYAML: |
+    pip: [datasets, transformers]
+    working_dir: https://git.example/main.zip
+    env_vars: {RUN: sst2, LEVEL: "2"}
+"""
+
+
+def with_environment(text: str, env: str = "") -> Conversion:
+    job = HEAD.replace("AUTOSCALING", "rayVersion: 2.46.0").replace("  rayClusterSpec:\n", f"{text}  rayClusterSpec:\n")
+    pod = POD.replace("image: w,", f"image: w, env: {env},") if env else POD
+    return convert(f"{job}    workerGroupSpecs:\n    - {{replicas: 2, template: {pod}}}\n", "f")
+
+
+def env_of(conversion: Conversion) -> list[dict[str, Any]]:
+    return conversion.arguments["job_spec"]["replicaSpecs"]["worker"]["template"]["spec"]["containers"][0]["env"]
+
+
+def test_the_variables_of_a_runtime_environment_are_the_pods_and_its_packages_are_listed() -> None:
+    conversion = with_environment(ENVIRONMENT)
+    assert env_of(conversion) == [{"name": "RUN", "value": "sst2"}, {"name": "LEVEL", "value": "2"}]
+    place = "f:6: spec.runtimeEnvYAML"
+    assert [note for note in conversion.notes if "runtimeEnv" in note] == [
+        f"{place}: pip, working_dir: no counterpart; nearest: packages and code in the image"
+    ]
+
+
+def test_a_runtime_environments_variable_goes_before_the_pods() -> None:
+    env = env_of(with_environment(ENVIRONMENT, "[{name: RUN, value: old}, {name: OTHER, value: o}]"))
+    assert env == [{"name": "OTHER", "value": "o"}, {"name": "RUN", "value": "sst2"}, {"name": "LEVEL", "value": "2"}]
+
+
+@pytest.mark.parametrize("text", ["'[a'", "'- a'", '"env_vars: 3"', '"env_vars: {A: 1}"', '"env_vars: {A: {b: c}}"'])
+def test_a_runtime_environment_that_ray_refuses_is_refused_with_its_line(text: str) -> None:
+    with pytest.raises(ConvertError, match=r"f:6: spec\.runtimeEnvYAML: .*env_vars"):
+        with_environment(f"  runtimeEnvYAML: {text}\n")

@@ -5,12 +5,13 @@ the groups are those of KubeRay's WorkerGroupSpec: `replicas` pods, not fewer th
 `maxReplicas`, each of `numOfHosts` hosts; none while the group is suspended.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod
-from everstep.convert.source import Role, SourceJob
-from everstep.runtime.workflow.manifest.yaml_source import FieldPath
+from everstep.convert.source import Pod, Role, SourceJob
+from everstep.runtime.workflow.manifest.yaml_source import FieldPath, ReadError, read_text
 
 _CLUSTER = ("spec", "rayClusterSpec")
 _GROUPS, _HEAD = (*_CLUSTER, "workerGroupSpecs"), (*_CLUSTER, "headGroupSpec")
@@ -19,6 +20,7 @@ _ENDLESS = 2**31 - 1
 _MORE = "nearest: replicas of 1 or more"
 _HEAD_TRAINS = f"it has no pods, and neither has any other group: so trains the pod of the head alone; {_MORE}"
 _LEFT_OUT = f"it has no pods: left out; {_MORE}"
+_PACKAGES = "packages and code in the image"
 _BEGINS = (
     "Ray's autoscaler would begin it when asked; here it begins with one node; nearest: everstep scale RUN --nodes N"
 )
@@ -54,7 +56,8 @@ def read(fields: Fields) -> SourceJob:
             fields.note(_LEFT_OUT if training else _HEAD_TRAINS, *group.path)
     roles = [_role(fields, group, is_one=len(training) == 1) for group in training]
     roles = roles or [Role("worker", 1, 1, read_pod(fields, (*_HEAD, "template")))]
-    roles = [replace(role, pod=replace(role.pod, command=command)) for role in roles]
+    variables = _variables(fields)
+    roles = [replace(role, pod=_with_variables(replace(role.pod, command=command), variables)) for role in roles]
     if fields.has("spec", "backoffLimit"):
         return SourceJob(tuple(roles), {"max_relaunches": fields.count("spec", "backoffLimit")})
     return SourceJob(tuple(roles))
@@ -71,6 +74,29 @@ def _read_group(fields: Fields, path: FieldPath) -> _Group:
         path, pods, min(least, pods) if is_elastic else pods, most,
         fields.count(*path, "numOfHosts", default=1, least=1),
     )  # fmt: skip
+
+
+def _variables(fields: Fields) -> dict[str, str]:
+    """Of the runtime environment; the rest of it is noted. Raises ConvertError."""
+    path = ("spec", "runtimeEnvYAML")
+    try:
+        documents = read_text(fields.take(str, *path, default=""), fields.file)
+        environment = (documents[0].value if documents else None) or {}
+        variables = environment.get("env_vars") or {}
+        if not all(isinstance(text, str) for pair in variables.items() for text in pair):
+            raise TypeError
+    except (ReadError, AttributeError, TypeError):
+        raise fields.wrong("not a mapping in YAML, with texts by their names in env_vars", *path) from None
+    if others := [str(name) for name in environment if name != "env_vars"]:
+        fields.note(f"{', '.join(others)}: no counterpart; nearest: {_PACKAGES}", *path)
+    return variables
+
+
+def _with_variables(pod: Pod, variables: Mapping[str, str]) -> Pod:
+    """They go before the pod's own."""
+    kept = [entry for entry in pod.container.get("env", []) if entry.get("name") not in variables]
+    env = [*kept, *({"name": name, "value": text} for name, text in variables.items())]
+    return replace(pod, container={**pod.container, "env": env}) if variables else pod
 
 
 def _role(fields: Fields, group: _Group, is_one: bool) -> Role:
