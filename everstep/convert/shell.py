@@ -31,6 +31,8 @@ _COMPOUND = re.compile(
     r"(if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function|\{|\}|!|\[\[)(\s|$)|\S+\s*\(\)"
 )
 """How a part of a command begins that decides which of the others run."""
+_OPTIONS = re.compile(r"set(\s+[-+][a-z]+|\s+pipefail)+")
+"""Of the shell itself, which say nothing about the command that it starts at last."""
 _SETS = re.compile(r"(cd|export)\s|[A-Za-z_]\w*=[^\s$`]*$")
 """How a command begins that only sets something for those after it."""
 _VARIABLE = re.compile(r"\\.|\$(\w+)|\$\{(\w+)\}", re.DOTALL)
@@ -221,6 +223,8 @@ def read_start(commands: Sequence[str], folder: str, given: Mapping[str, str]) -
         elif name == "export" and words and all(map(_is_known, exported)):
             variables |= map(_halves, exported)
             known |= map(_halves, exported)
+        elif _OPTIONS.fullmatch(command):
+            continue
         elif all(map(_is_known, [name, *words])):  # The shell's own, unless they are exported already.
             known |= map(_halves, [name, *words])
             variables |= {key: known[key] for key, _ in map(_halves, [name, *words]) if key in {**given, **variables}}
