@@ -43,6 +43,9 @@ _BRACES = (
     "the image"
 )
 _INSTEAD = "nearest: a command that is only what it starts, and slots in a job spec"
+_PREPARED = (
+    "what the command's shell does before the launcher is done by each worker, not once a node; nearest: the image"
+)
 _OF_AGENT = re.compile(r"\$(\$|\{?local_rank\b)")
 _KEYS = "on a cluster its nodes reach Everstep's store by them, too; nearest: keys of both, also in --store-secret"
 _NO_COMMAND = "it has no command, and its image's own is not known here"
@@ -336,6 +339,8 @@ def _take_flags(
         notes.append(f"{file}: the launcher's --{name}={value}: no counterpart; nearest: {nearest_flag}")
     for key, what in without_counterpart(settings).items():
         notes.append(f"{file}: the launcher's --{CONF} {key}={settings[key]}: no counterpart; nearest: {what}")
+    if launch.is_prepared:
+        notes.append(f"{file}: {_PREPARED}")
     for word in launch.unknown:
         notes.append(f"{file}: the command's `{word}` needs what is left out; nearest: the variable in `env`")
     if launch.output:

@@ -23,6 +23,7 @@ from everstep.convert.shell import (
     place_of_text,
     read_start,
     split_commands,
+    split_documents,
     split_output,
     split_words,
 )
@@ -75,6 +76,8 @@ class Launch:
     """Words of the program that need what the shell does first and is left out."""
     output: str = ""
     """Where the shell leads the launcher's output."""
+    is_prepared: bool = False
+    """The program begins with what the shell does before the launcher: it writes files."""
 
     @property
     def script(self) -> str:
@@ -96,9 +99,11 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: s
     known.
     """
     words, of_command = [fill_in(word, variables) for word in command], list[str]()
-    start, output, quoted = ShellStart(folder), "", list[str]()
+    start, output, first, quoted = ShellStart(folder), "", "", list[str]()
     if place := place_of_text(command):
         *earlier, last = split_commands(command[place]) or [""]
+        if not last:
+            first, last = split_documents(command[place])
         last, output = split_output(last)
         start = read_start(earlier, folder, variables)
         quoted = split_words(last := fill_in(last, start.known))
@@ -117,7 +122,7 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: s
         return None
     python = () if _NO_PYTHON in flags else ("python", "-m") if flags.keys() & set(_MODULE) else ("python",)
     quoted = quoted[-len(rest) :]
-    is_filled = any(map(is_filled_in, quoted))
+    is_filled = bool(first) or any(map(is_filled_in, quoted))
     if has_launcher and _PASSES_RANK in words[: -len(rest)] and _USE_ENV not in flags:
         for each in (rest, quoted):
             each.insert(1, "--local-rank=${local_rank}")  # Each worker's agent fills it in.
@@ -125,9 +130,9 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: s
     start, program = start.with_own(of_command), (*python, *rest)
     unknown = tuple(word for word in quoted if names_in(word) & start.names_left_out())
     if is_filled:
-        text = f"exec {' '.join([*python, *map(of_worker, quoted)])}"
+        text = f"{first}exec {' '.join([*python, *map(of_worker, quoted)])}"
         program = (*command[:place], text, *command[place + 1 :])
-    launch = Launch(program, flags, start, has_launcher, unknown, output)
+    launch = Launch(program, flags, start, has_launcher, unknown, output, bool(first))
     is_whole = not (is_filled or output or start.others)
     return launch if has_launcher or (launch.script and is_whole) else None
 

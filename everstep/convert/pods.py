@@ -1,5 +1,6 @@
 """A role's pod template: what of it a role's template in a job spec takes as it is."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ _OF_OPERATORS = {
     name: name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_NUM", "WORKER_NUM")
 }
 """Variables that operators set, each with what it is called here."""
+_REFERENCE = re.compile(r"\$\(([A-Z_][A-Z0-9_]*)\)")
+"""To a variable; a command of a shell has a name in small letters."""
 NOTHING: Mapping[str, str] = {}
 _OF_WORKFLOW = "imagePullSecrets"
 SPEC = [name for name in pod_template.SPEC if name != _OF_WORKFLOW]
@@ -96,6 +99,8 @@ def read_command(
         else:
             variables[str(entry.get("name"))] = expand_references(str(entry.get("value") or ""), variables)
     words = (*read_texts(fields, (*path, "command")), *read_texts(fields, (*path, "args")))
+    if container.get("envFrom"):  # Whose names stand elsewhere.
+        not_known |= {name: name for name in _REFERENCE.findall(" ".join(words)) if name not in variables}
     return filled_in_at_start([expand_references(word, variables) for word in words], not_known)
 
 

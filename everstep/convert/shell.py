@@ -41,12 +41,14 @@ _SPAN = re.compile(rf"{_QUOTES}|[^'\"\\]+|.", re.DOTALL)
 """A part of a shell's text with the same quotes."""
 _PLAIN = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
 """A value that stands for itself, within quotes and without: there it may be several words."""
+_DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n(?:.*?\n)?[ \t]*\2\n", re.DOTALL)
+"""A here-document, from what marks it to its end; the third group is the rest of its command."""
 _EXPANDED = re.compile(r"[*?\[]|^~|\{[^{}]*(?:,|\.\.)[^{}]*\}")
 """In a word without quotes: names of files, one's own folder, several words (bash)."""
 _WORD = re.compile(rf"(?:{_QUOTES}|{_SUBSTITUTED}|[^\s'\"\\])+", re.DOTALL)
 """As a shell separates them, with their quotes."""
 _NODES_RANK = "GROUP_RANK"
-_RANKS = dict.fromkeys(("RANK", "NODE_RANK", "PET_NODE_RANK"), _NODES_RANK)
+_RANKS = dict.fromkeys(("RANK", "NODE_RANK", "PET_NODE_RANK", "WORKER_RANK", "JOB_COMPLETION_INDEX"), _NODES_RANK)
 """Where a launcher stands, these are its node's, which a worker knows by another name."""
 _RENDEZVOUS = ("NODE_RANK", "DLROVER_MASTER_ADDR", "MASTER_ADDR", "MASTER_PORT")
 """Where a launcher's nodes meet: the train step decides it."""
@@ -123,6 +125,15 @@ def split_commands(text: str) -> list[str]:
     commands += [command.strip() for command in "".join(texts[-1:]).split(_AND)]
     decides = any(_COMPOUND.match(command) or "<<" in _QUOTED.sub("", command) for command in commands)
     return [] if decides else commands
+
+
+def split_documents(text: str) -> tuple[str, str]:
+    """(all that comes before the last command, that command) of a shell's text that writes files from here-documents.
+    Two empty texts: it has none, or more than the order of its commands decides what is done."""
+    bare, count = _DOCUMENT.subn(lambda document: f"{document[3]}\n", text)
+    last = (split_commands(bare) or [""])[-1]
+    whole = text.rstrip()
+    return (whole[: -len(last)], last) if count and last and whole.endswith(last) else ("", "")
 
 
 def _apart(text: str) -> list[str]:

@@ -106,6 +106,44 @@ def test_words_that_need_what_is_left_out_are_listed() -> None:
     assert [note for note in conversion.notes if "needs what" in note] == [told]
 
 
+WRITES = """\
+pip() { :; }
+pip install x
+read -r -d '' SCRIPT << 'EOM'
+import json, sys
+it = "isn't"
+if it: print(json.dumps(sys.argv[1:]))
+EOM
+printf "%s" "$SCRIPT" > "own.py"
+torchrun --max-restarts=2 "own.py" --name $POD_NAME
+"""
+
+
+def test_files_that_the_shell_writes_first_are_written_by_each_worker(tmp_path: Path) -> None:
+    conversion = converted(["bash", "-c", WRITES.replace("pip() { :; }\npip", "export PIP=1; true")])
+    assert conversion.arguments["max_restarts"] == 2
+    assert arguments_in_a_worker(conversion, tmp_path) == ["--name", "x-worker-0"]
+    told = "f: what the command's shell does before the launcher is done by each worker, not once a node"
+    assert f"{told}; nearest: the image" in conversion.notes
+    assert not [note for note in conversion.notes if "unchanged" in note or "left out" in note]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [WRITES, "cat << A\nx\nA\n! torchrun t.py", "cat << A\nx\nB\ntorchrun t.py", "cat << A || \nx\nA\ntorchrun t.py",
+     "cat << A\nA\nif x; then\ntorchrun t.py\nfi"],
+)  # fmt: skip
+def test_a_text_that_decides_which_of_its_commands_run_is_run_unchanged(line: str) -> None:
+    assert [note for note in converted(["bash", "-c", line]).notes if "unchanged" in note]
+
+
+def test_variables_of_a_whole_secret_are_filled_in_too(tmp_path: Path) -> None:
+    text = f"{HEAD}  replicaSpecs: {{worker: {{{POD}}}}}".replace("python, t.py", 'torchrun, t.py, "$(TOKEN)", "$(no)"')
+    whole = text.replace("image: i,", "image: i, envFrom: [{secretRef: {name: s}}],")
+    assert arguments_in_a_worker(convert(whole, "f"), tmp_path) == ["two words", "$(no)"]
+    assert convert(text, "f").arguments["script_args"] == "'$(TOKEN)' '$(no)'", "Kubernetes leaves it, too"
+
+
 def test_a_command_that_runs_unchanged_keeps_what_its_shell_writes_with_two_dollars(tmp_path: Path) -> None:
     line = ["bash", "-c", 'local_rank=7; python t.py $local_rank ${local_rank} "$$$$" || exit 3']
     conversion = converted(line)

@@ -38,7 +38,7 @@ def test_lines_that_start_a_script(command: list[str], script: str, flags: dict[
      ["sh", "-c", "torchrun --nnodes=$(cat n) a.py"],
      ["sh", "-c", "if test -f a; then export A=1; fi; torchrun a.py"], ["sh", "-c", "f() { x; }\ntorchrun a.py"],
      ["sh", "-c", "test -f x ||\n torchrun a.py"],
-     ["sh", "-c", "cat > a.py <<END\ntorchrun a.py\nEND"], ["sh", "-c", "cat <<END\npass\nEND\ntorchrun a.py"],
+     ["sh", "-c", "cat > a.py <<END\ntorchrun a.py\nEND"],
      ["python", "-c", "pass", "a.py"], ["horovodrun", "-np", "3", "python", "a.py"]],
 )  # fmt: skip
 def test_lines_that_are_run_as_they_are(command: list[str]) -> None:

@@ -231,9 +231,14 @@ def test_a_runtimes_program_that_is_not_known_is_told_and_not_guessed() -> None:
         assert [note for note in notes if note.startswith("f: worker: it has arguments alone")]
 
 
-@pytest.mark.parametrize("name", ["train_overrides", "volcano_mpi"])
-def test_a_launcher_that_stays_in_a_shells_text_is_told(name: str) -> None:
-    notes = converted(PUBLISHED / f"{name}.yaml").notes
+def test_a_training_function_in_a_shells_text_trains_with_the_others() -> None:
+    (command,) = commands_of("train_overrides").values()
+    assert command[2].startswith("pip install --no-cache-dir torchvision==0.22\nread -r -d '' SCRIPT << EOM\n")
+    assert command[2].endswith('\nexec python "train.py"')
+
+
+def test_a_launcher_that_stays_in_a_shells_text_is_told() -> None:
+    notes = converted(PUBLISHED / "volcano_mpi.yaml").notes
     assert [note for note in notes if "starts processes of its own, each alone" in note]
 
 
