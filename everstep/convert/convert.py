@@ -2,6 +2,7 @@
 
 import json
 import posixpath
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,11 +11,12 @@ from typing import Any
 from everstep.convert.field_reader import ConvertError, Fields, path_text
 from everstep.convert.gang import CREATE, Group, read_group, take_gang, what_becomes_of
 from everstep.convert.kinds import KINDS
-from everstep.convert.launcher import SLOTS, Launch, parse_launch, patience_of, starter_in, step_arguments
+from everstep.convert.launcher import CONF, SLOTS, Launch, parse_launch, starter_in, step_arguments
 from everstep.convert.names import read_name, with_role_names
 from everstep.convert.nearest import nearest
 from everstep.convert.pods import gpus_of, take_all
-from everstep.convert.source import Pod, Role, SourceJob
+from everstep.convert.rendezvous import parse_settings, patience_of, without_counterpart
+from everstep.convert.source import Pod, Role, SourceJob, claim_name
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.job.spec_reader import SpecError, spec_of
 from everstep.runtime.protocol.rounds import Framework
@@ -41,8 +43,16 @@ _BRACES = (
     "the image"
 )
 _INSTEAD = "nearest: a command that is only what it starts, and slots in a job spec"
+_PREPARED = (
+    "what the command's shell does before the launcher is done by each worker, not once a node; nearest: the image"
+)
+_OF_AGENT = re.compile(r"\$(\$|\{?local_rank\b)")
 _KEYS = "on a cluster its nodes reach Everstep's store by them, too; nearest: keys of both, also in --store-secret"
 _NO_COMMAND = "it has no command, and its image's own is not known here"
+_NO_PROGRAM = (
+    "it has arguments alone, and what its image, or its runtime, runs with them is not known here: they are taken for "
+    "the command; nearest: `command` before them, such as [python, train.py]"
+)
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,8 @@ class Conversion:
     """That of rank 0's role. The step runs in its image; each role's whole pod is in the arguments' job spec."""
     metadata: dict[str, dict[str, str]]
     """The job's own labels and annotations."""
+    claims: tuple[dict[str, Any], ...]
+    """Templates of the claims that the workflow makes."""
     notes: tuple[str, ...]
     """What could not be converted, one line each: FILE:LINE: FIELD: what, and the nearest."""
 
@@ -75,6 +87,8 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     if version not in versions:
         raise fields.wrong(f"{version} is not known for {kind}; known is {' or '.join(versions)}", "apiVersion")
     fields.skip(dict, "status")
+    for path in (("spec", "suspend"), ("spec", "runPolicy", "suspend")):
+        fields.skip_value(False, *path)
     name = read_name(fields)
     groups = [read_group(other.value) for other in others if _kind(other) == _GROUP]
     group = groups[0] if len(groups) == 1 else Group()
@@ -97,14 +111,17 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
         names = [entry.get("name") for entry in role.pod.container.get("env", [])]
         if own_keys := [name for name in names if name in (*NEEDED_KEYS, *OTHER_KEYS)]:
             more.append(f"{file}: {role.name}: {', '.join(own_keys)}: {_KEYS}")
-    if "{{" in json.dumps(arguments):
+    texts = json.dumps(arguments)
+    for claim in job.claims:
+        texts = texts.replace(claim_name(claim["metadata"]["name"]), "")
+    if "{{" in texts:
         more.append(f"{file}: {_BRACES}")
     if not image:
         more.append(f"{file}: image {pod.image}: it must have Everstep installed; or give your own with --image")
     for other_image in dict.fromkeys(role.pod.image for role in job.roles if role.pod.image != pod.image):
         more.append(f"{file}: image {other_image}: it must have Everstep installed, too")
     return Conversion(
-        name, arguments, replace(pod, image=image or pod.image), job.metadata,
+        name, arguments, replace(pod, image=image or pod.image), job.metadata, job.claims,
         tuple(as_text(note) for note in (*unmatched_fields, *more)),
     )  # fmt: skip
 
@@ -242,7 +259,7 @@ def _launch_of(role: Role, of_job: Mapping[str, str]) -> Launch | None:
     literals = [entry for entry in container.get("env", []) if entry.get("value")]
     variables = dict(of_job) | {str(entry.get("name")): str(entry["value"]) for entry in literals}
     variables |= {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
-    variables["NUM_TRAINERS"] = str(role.slots)
+    variables |= dict.fromkeys(("NUM_TRAINERS", "PET_NPROC_PER_NODE", "PET_N_PROC_PER_NODE"), str(role.slots))
     launch = parse_launch(role.pod.command, variables, str(container.get("workingDir") or ""))
     if launch and launch.flags.get(SLOTS) in ("auto", "gpu") and (devices := gpus_of(container)):
         return replace(launch, flags={**launch.flags, SLOTS: str(devices)})
@@ -292,14 +309,20 @@ def _take_commands(
             taken.append(_as_its_shell_sets(role, launch))
             continue
         taken.append(role)
-        commands[role.name] = shlex.join(role.pod.command)
+        commands[role.name] = _unchanged(shlex.join(role.pod.command))
         what = "each worker runs its command unchanged" if role.pod.command else _NO_COMMAND
+        what = what if role.pod.has_program else _NO_PROGRAM
         starter = starter_in(role.pod.command)
         if starter and policies.get("frameworkType") != Framework.HOROVOD:
-            what += f", in which `{starter}` starts processes of its own; {_INSTEAD}"
+            what += f", in which `{starter}` starts processes of its own, each alone; {_INSTEAD}"
         notes.append(f"{file}: {role.name}: {what}")
     arguments |= {"script": COMMAND, "script_args": shlex.quote(json.dumps(commands, ensure_ascii=False))}
     return taken
+
+
+def _unchanged(command: str) -> str:
+    """As a worker's agent takes it, which fills in `${local_rank}` and for `$$` puts `$`."""
+    return command.replace("$", "$$") if _OF_AGENT.search(command) else command
 
 
 def _take_flags(
@@ -308,13 +331,18 @@ def _take_flags(
     """The launcher's flags are the step's, its patience that of the job spec."""
     step, flags_left = step_arguments(launch.flags)
     arguments |= step
-    if patience := patience_of(launch.flags):
+    settings = parse_settings(launch.flags.get(CONF, ""))
+    if patience := patience_of(settings):
         policies["patience"] = {**policies.get("patience", {}), **patience}
     for name, value in flags_left.items():
         nearest_flag = nearest((name,), "the train step's flags")
         notes.append(f"{file}: the launcher's --{name}={value}: no counterpart; nearest: {nearest_flag}")
-    for word in launch.unfilled:
-        notes.append(f"{file}: the command's `{word}` is passed as it stands; nearest: its value in --script-args")
+    for key, what in without_counterpart(settings).items():
+        notes.append(f"{file}: the launcher's --{CONF} {key}={settings[key]}: no counterpart; nearest: {what}")
+    if launch.is_prepared:
+        notes.append(f"{file}: {_PREPARED}")
+    for word in launch.unknown:
+        notes.append(f"{file}: the command's `{word}` needs what is left out; nearest: the variable in `env`")
     if launch.output:
         notes.append(f"{file}: the command's `{launch.output}` is left out; nearest: everstep workflow logs")
     for command in launch.start.others:

@@ -84,6 +84,11 @@ class Fields:
             self.take(kind, *path)
         self._read.add(path)
 
+    def skip_value(self, value: object, *path: str | int) -> None:
+        """The field, if it has that value, says what holds anyway: it needs no mention."""
+        if self._find(path) == value and self.has(*path):
+            self._read.add(path)
+
     def keys(self, *path: str | int) -> list[str]:
         """The names in a mapping; empty if it is not there. Raises ConvertError."""
         return [str(key) for key in self._mapping(*path)]

@@ -3,7 +3,6 @@
 The train step's agent takes the launcher's place, so the launcher's flags become the step's arguments.
 """
 
-import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -14,13 +13,19 @@ from everstep.convert.field_reader import number_in
 from everstep.convert.shell import (
     ShellStart,
     fill_in,
+    has_mask,
     is_assignment,
+    is_filled_in,
     is_plain,
+    mask_substitutions,
+    names_in,
+    of_worker,
     place_of_text,
     read_start,
     split_commands,
+    split_documents,
     split_output,
-    words_to_expand,
+    split_words,
 )
 
 _LAUNCHERS = ("torchrun", "dlrover-run")
@@ -44,14 +49,15 @@ _COUNTS = {
     SLOTS: "workers_per_node", "max_restarts": "max_restarts", "min_bandwidth": "min_bandwidth",
     "min_channels": "min_channels",
 }  # fmt: skip
+_OF_SIZE = re.compile(r"\$\{?(WORLD_SIZE|PET_NNODES)\}?")
+"""As the number of nodes: all that the job has."""
 _BOX_PAIRS = re.compile(r"\d+:\d+( \d+:\d+)*")
 _BEFORE = ("exec", "env")
 """Words that a shell's command may begin with, which change nothing in what it starts."""
 _RENDEZVOUS = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port", "standalone")
 """Flags that say where the nodes meet, which the train step decides."""
-_CONF = "rdzv_conf"
-_PATIENCE = {"join_timeout": "joinTimeout", "last_call_timeout": "joinWindow"}
-"""Of the settings in `_CONF`, in the spelling of a job spec."""
+CONF = "rdzv_conf"
+"""The flag with the rendezvous' settings."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,12 @@ class Launch:
     """What the shell does first, and the variables that it sets for the command alone."""
     has_launcher: bool = False
     """torchrun or dlrover-run starts it, not Python."""
-    unfilled: tuple[str, ...] = ()
-    """Words of the program that a shell would have filled in, with what is not known here."""
+    unknown: tuple[str, ...] = ()
+    """Words of the program that need what the shell does first and is left out."""
     output: str = ""
     """Where the shell leads the launcher's output."""
+    is_prepared: bool = False
+    """The program begins with what the shell does before the launcher: it writes files."""
 
     @property
     def script(self) -> str:
@@ -91,30 +99,41 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: s
     known.
     """
     words, of_command = [fill_in(word, variables) for word in command], list[str]()
-    start, output, expanded = ShellStart(folder), "", frozenset[str]()
+    start, output, first, quoted = ShellStart(folder), "", "", list[str]()
     if place := place_of_text(command):
         *earlier, last = split_commands(command[place]) or [""]
+        if not last:
+            first, last = split_documents(command[place])
         last, output = split_output(last)
-        if not is_plain(last):
+        start = read_start(earlier, folder, variables)
+        quoted = split_words(last := fill_in(last, start.known))
+        if not is_plain(last := mask_substitutions(last)):
             return None
-        start, expanded = read_start(earlier, folder, variables), words_to_expand(last)
         try:
-            words = shlex.split(fill_in(last, start.known))
+            words = shlex.split(last)
         except ValueError:
             return None
+    all_words = tuple(words)
     while words and (is_assignment(words[0]) or words[0] in _BEFORE):
         of_command += filter(is_assignment, [words.pop(0)])
     has_launcher, rest = _after_launcher(words)
     flags, rest = _split_flags(rest)
-    if not rest:
+    if not rest or (has_mask(all_words[: -len(rest)])):
         return None
     python = () if _NO_PYTHON in flags else ("python", "-m") if flags.keys() & set(_MODULE) else ("python",)
-    unfilled = tuple(word for word in rest if (place and "$" in word) or word in expanded)
+    quoted = quoted[-len(rest) :]
+    is_filled = bool(first) or any(map(is_filled_in, quoted))
     if has_launcher and _PASSES_RANK in words[: -len(rest)] and _USE_ENV not in flags:
-        rest.insert(1, "--local-rank=${local_rank}")  # Each worker's agent fills it in.
+        for each in (rest, quoted):
+            each.insert(1, "--local-rank=${local_rank}")  # Each worker's agent fills it in.
     flags = {name: value for name, value in flags.items() if name not in (*_MODULE, _NO_PYTHON, _USE_ENV)}
-    launch = Launch((*python, *rest), flags, start.with_own(of_command), has_launcher, unfilled, output)
-    is_whole = not (unfilled or output or launch.start.others)
+    start, program = start.with_own(of_command), (*python, *rest)
+    unknown = tuple(word for word in quoted if names_in(word) & start.names_left_out())
+    if is_filled:
+        text = f"{first}exec {' '.join([*python, *map(of_worker, quoted)])}"
+        program = (*command[:place], text, *command[place + 1 :])
+    launch = Launch(program, flags, start, has_launcher, unknown, output, bool(first))
+    is_whole = not (is_filled or output or start.others)
     return launch if has_launcher or (launch.script and is_whole) else None
 
 
@@ -157,7 +176,7 @@ def _split_flags(words: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def step_arguments(flags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """(arguments of the train step, the flags that it has not) for a launcher's flags."""
+    """(arguments of the train step, the flags that it has not) for a launcher's flags but `CONF`."""
     arguments, flags_left = dict[str, Any](), dict[str, str]()
     for name, value in flags.items():
         numbers = [number_in(part) for part in value.split(":")]
@@ -169,30 +188,6 @@ def step_arguments(flags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, 
             arguments[name] = True
         elif name == "box_pairs" and _BOX_PAIRS.fullmatch(value):
             arguments[name] = value
-        elif name not in _RENDEZVOUS and (left := _without_patience(value) if name == _CONF else value):
-            flags_left[name] = left
+        elif name not in (*_RENDEZVOUS, CONF) and not (name == "nnodes" and _OF_SIZE.fullmatch(value)):
+            flags_left[name] = value
     return arguments, flags_left
-
-
-def patience_of(flags: Mapping[str, str]) -> dict[str, float]:
-    """What a launcher's rendezvous settings say about a job spec's `patience`."""
-    pairs = [pair.partition("=") for pair in _conf_pairs(flags.get(_CONF, ""))]
-    return {_PATIENCE[key.strip()]: seconds for key, _, text in pairs if (seconds := _patience_s(key, text))}
-
-
-def _without_patience(conf: str) -> str:
-    """The settings that `patience_of` does not take."""
-    return ",".join(pair for pair in _conf_pairs(conf) if not _patience_s(*pair.partition("=")[::2]))
-
-
-def _conf_pairs(conf: str) -> list[str]:
-    return [pair.strip() for pair in conf.split(",") if pair.strip()]
-
-
-def _patience_s(key: str, text: str) -> float:
-    """0: none, or not a number above 0."""
-    try:
-        seconds = float(text) if key.strip() in _PATIENCE else 0.0
-    except ValueError:
-        return 0.0
-    return seconds if 0 < seconds < math.inf else 0.0

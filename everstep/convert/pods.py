@@ -1,5 +1,6 @@
 """A role's pod template: what of it a role's template in a job spec takes as it is."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,9 +19,12 @@ _OF_OPERATORS = {
     name: name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_NUM", "WORKER_NUM")
 }
 """Variables that operators set, each with what it is called here."""
+_REFERENCE = re.compile(r"\$\(([A-Z_][A-Z0-9_]*)\)")
+"""To a variable; a command of a shell has a name in small letters."""
 NOTHING: Mapping[str, str] = {}
 _OF_WORKFLOW = "imagePullSecrets"
-_SPEC = [name for name in pod_template.SPEC if name != _OF_WORKFLOW]
+SPEC = [name for name in pod_template.SPEC if name != _OF_WORKFLOW]
+"""Fields of a pod that a role's template has, too."""
 _TYPES = {**pod_template.CONTAINER, **pod_template.SPEC, **pod_template.METADATA}
 
 
@@ -38,7 +42,7 @@ def read_pod(fields: Fields, path: FieldPath, name: str = "", operators: Mapping
         fields.note(f"no counterpart; nearest: {nearest(('sidecar',))}", *spec, "containers", number)
     container = take_all(fields, "Container", _CONTAINER, first)
     note_requests(fields, (*first, "resources"))
-    template = take_all(fields, "Template", _SPEC, spec)
+    template = take_all(fields, "Template", SPEC, spec)
     if more := take_all(fields, "PodMetadata", pod_template.METADATA, metadata):
         template["metadata"] = more
     seconds = template.get(GRACE, 0)
@@ -50,7 +54,7 @@ def read_pod(fields: Fields, path: FieldPath, name: str = "", operators: Mapping
     fields.skip(str, *metadata, "creationTimestamp")
     return Pod(
         fields.take(str, *first, "image"), read_command(fields, first, container, operators), container, template,
-        take_all(fields, "Spec", [_OF_WORKFLOW], spec),
+        take_all(fields, "Spec", [_OF_WORKFLOW], spec), has_program(fields, first),
     )  # fmt: skip
 
 
@@ -95,7 +99,14 @@ def read_command(
         else:
             variables[str(entry.get("name"))] = expand_references(str(entry.get("value") or ""), variables)
     words = (*read_texts(fields, (*path, "command")), *read_texts(fields, (*path, "args")))
+    if container.get("envFrom"):  # Whose names stand elsewhere.
+        not_known |= {name: name for name in _REFERENCE.findall(" ".join(words)) if name not in variables}
     return filled_in_at_start([expand_references(word, variables) for word in words], not_known)
+
+
+def has_program(fields: Fields, path: FieldPath) -> bool:
+    """Whether the container at `path` says what is run, not only with which arguments."""
+    return bool(fields.length(*path, "command") or not fields.length(*path, "args"))
 
 
 def read_texts(fields: Fields, path: FieldPath) -> list[str]:

@@ -3,7 +3,7 @@
 import posixpath
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash", "/usr/bin/sh", "/usr/bin/bash")
@@ -17,8 +17,12 @@ _PIECE = re.compile(
 )
 """A shell's text is made of these. What is in quotes is one piece, and so are line breaks after a joint: the command
 goes on."""
-_LITERAL = re.compile(r"'[^']*'|\\.", re.DOTALL)
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
 _SYNTAX, _SUBSTITUTION = re.compile(r"[;|<>&()\n]"), re.compile(r"`|\$\(")
+_SUBSTITUTED = r"""\$\([^()'"`\n]*\)|`[^`'"\n]*`"""
+"""A command whose output is put there, without quotes of its own."""
+_SUBSTITUTION_OR_ESCAPED = re.compile(rf"\\.|{_SUBSTITUTED}", re.DOTALL)
+_MASK = "\1"
 _FILE = r"""[^\s'"|&;<>]+"""
 _OUTPUT = re.compile(rf"(?<=\s)(2>&1\s*)?(\|&?\s*tee(\s+-a)?\s+{_FILE}|&?>>?\s*{_FILE}(\s+2>&1)?|2>&1)\s*$")
 _AND = "\0"
@@ -27,14 +31,25 @@ _COMPOUND = re.compile(
     r"(if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function|\{|\}|!|\[\[)(\s|$)|\S+\s*\(\)"
 )
 """How a part of a command begins that decides which of the others run."""
+_OPTIONS = re.compile(r"set(\s+[-+][a-z]+|\s+pipefail)+")
+"""Of the shell itself, which say nothing about the command that it starts at last."""
 _SETS = re.compile(r"(cd|export)\s|[A-Za-z_]\w*=[^\s$`]*$")
 """How a command begins that only sets something for those after it."""
-_TO_FILL = re.compile(r"'[^']*'|\\.|\$(\w+)|\$\{(\w+)\}", re.DOTALL)
-"""A variable, or a part of the text in which none counts."""
+_VARIABLE = re.compile(r"\\.|\$(\w+)|\$\{(\w+)\}", re.DOTALL)
+"""Or a character that a backslash takes its meaning."""
+_SPAN = re.compile(rf"{_QUOTES}|[^'\"\\]+|.", re.DOTALL)
+"""A part of a shell's text with the same quotes."""
 _PLAIN = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
 """A value that stands for itself, within quotes and without: there it may be several words."""
+_DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n(?:.*?\n)?[ \t]*\2\n", re.DOTALL)
+"""A here-document, from what marks it to its end; the third group is the rest of its command."""
 _EXPANDED = re.compile(r"[*?\[]|^~|\{[^{}]*(?:,|\.\.)[^{}]*\}")
 """In a word without quotes: names of files, one's own folder, several words (bash)."""
+_WORD = re.compile(rf"(?:{_QUOTES}|{_SUBSTITUTED}|[^\s'\"\\])+", re.DOTALL)
+"""As a shell separates them, with their quotes."""
+_NODES_RANK = "GROUP_RANK"
+_RANKS = dict.fromkeys(("RANK", "NODE_RANK", "PET_NODE_RANK", "WORKER_RANK", "JOB_COMPLETION_INDEX"), _NODES_RANK)
+"""Where a launcher stands, these are its node's, which a worker knows by another name."""
 _RENDEZVOUS = ("NODE_RANK", "DLROVER_MASTER_ADDR", "MASTER_ADDR", "MASTER_PORT")
 """Where a launcher's nodes meet: the train step decides it."""
 
@@ -57,6 +72,10 @@ class ShellStart:
         own = dict(map(_halves, filter(_is_known, assignments)))
         others = tuple(text for text in assignments if not _is_known(text))
         return replace(self, variables=_without_meeting({**self.variables, **own}), others=(*self.others, *others))
+
+    def names_left_out(self) -> frozenset[str]:
+        """The variables that `others` may set."""
+        return frozenset(re.findall(r"\w+", " ".join(self.others)))
 
 
 def place_of_text(command: Sequence[str]) -> int:
@@ -108,6 +127,15 @@ def split_commands(text: str) -> list[str]:
     return [] if decides else commands
 
 
+def split_documents(text: str) -> tuple[str, str]:
+    """(all that comes before the last command, that command) of a shell's text that writes files from here-documents.
+    Two empty texts: it has none, or more than the order of its commands decides what is done."""
+    bare, count = _DOCUMENT.subn(lambda document: f"{document[3]}\n", text)
+    last = (split_commands(bare) or [""])[-1]
+    whole = text.rstrip()
+    return (whole[: -len(last)], last) if count and last and whole.endswith(last) else ("", "")
+
+
 def _apart(text: str) -> list[str]:
     """`A && B` apart if A only sets something, else whole: in `A && B; C` it is not known whether B is done."""
     *first, last = (command.strip() for command in text.split(_AND))
@@ -122,12 +150,49 @@ def split_output(command: str) -> tuple[str, str]:
 
 def is_plain(command: str) -> bool:
     """Whether a shell would do nothing but start it, after filling in variables."""
-    return not (_SYNTAX.search(_QUOTED.sub("", command)) or _SUBSTITUTION.search(_LITERAL.sub("", command)))
+    return not (_SYNTAX.search(_QUOTED.sub("", command)) or _SUBSTITUTION.search(_without_literals(command)))
 
 
 def words_to_expand(command: str) -> frozenset[str]:
     """Its words without quotes for which a shell would put names of files, or several words."""
     return frozenset(word for word in _QUOTED.sub("", command).split() if _EXPANDED.search(word))
+
+
+def mask_substitutions(command: str) -> str:
+    """With one character, which no command has, for each command whose output a shell would put there."""
+
+    return _replace(command, _SUBSTITUTION_OR_ESCAPED, lambda match: match[0] if match[0][0] == "\\" else _MASK)
+
+
+def has_mask(words: Sequence[str]) -> bool:
+    """Whether one of the words has a command's output in it."""
+    return any(_MASK in word for word in words)
+
+
+def split_words(command: str) -> list[str]:
+    """Its words with their quotes, as many as `shlex.split` finds."""
+    return _WORD.findall(command)
+
+
+def is_filled_in(word: str) -> bool:
+    """Whether a shell puts something else for a word with its quotes."""
+    return bool(re.search("[$`]", _without_literals(word))) or bool(words_to_expand(word))
+
+
+def names_in(text: str) -> frozenset[str]:
+    """The variables that a shell's text names."""
+    matches = _VARIABLE.finditer(_without_literals(text))
+    return frozenset(match[1] or match[2] for match in matches if match[1] or match[2])
+
+
+def of_worker(word: str) -> str:
+    """A launcher's word in which the node's rank has the name that it has in a worker."""
+
+    def renamed(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        return f"${{{_RANKS[name]}}}" if name in _RANKS else match[0]
+
+    return _replace(word, _VARIABLE, renamed)
 
 
 def fill_in(text: str, variables: Mapping[str, str]) -> str:
@@ -138,7 +203,17 @@ def fill_in(text: str, variables: Mapping[str, str]) -> str:
         value = None if name in _RENDEZVOUS else variables.get(name)
         return match[0] if value is None or not _PLAIN.fullmatch(value) else value
 
-    return _TO_FILL.sub(filled, text)
+    return _replace(text, _VARIABLE, filled)
+
+
+def _replace(text: str, pattern: re.Pattern[str], by: Callable[[re.Match[str]], str]) -> str:
+    """`pattern.sub`, but for what is in single quotes, or escaped outside of quotes."""
+    return _SPAN.sub(lambda span: span[0] if span[0][0] in "'\\" else pattern.sub(by, span[0]), text)
+
+
+def _without_literals(text: str) -> str:
+    """Without what is in single quotes, or escaped: there a shell puts nothing else."""
+    return _SPAN.sub(lambda span: "" if span[0][0] in "'\\" else _ESCAPED.sub("", span[0]), text)
 
 
 def is_assignment(word: str) -> bool:
@@ -159,6 +234,8 @@ def read_start(commands: Sequence[str], folder: str, given: Mapping[str, str]) -
         elif name == "export" and words and all(map(_is_known, exported)):
             variables |= map(_halves, exported)
             known |= map(_halves, exported)
+        elif _OPTIONS.fullmatch(command):
+            continue
         elif all(map(_is_known, [name, *words])):  # The shell's own, unless they are exported already.
             known |= map(_halves, [name, *words])
             variables |= {key: known[key] for key, _ in map(_halves, [name, *words]) if key in {**given, **variables}}

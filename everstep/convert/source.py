@@ -18,6 +18,8 @@ class Pod:
     """Fields of an Argo template: nodeSelector, tolerations, volumes..."""
     spec: dict[str, Any] = field(default_factory=dict)
     """Fields of a Workflow's spec: imagePullSecrets."""
+    has_program: bool = True
+    """False: `command` is arguments alone, of a program that the image or a runtime may have."""
 
     def memory_mounts(self) -> list[dict[str, Any]]:
         """Where it mounts a volume as /dev/shm."""
@@ -52,3 +54,10 @@ class SourceJob:
     """Those that its operator sets to the same in all pods, as far as a launcher's flags may need them."""
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)
     """Its own labels and annotations."""
+    claims: tuple[dict[str, Any], ...] = ()
+    """Templates of the claims that the workflow makes for its volumes."""
+
+
+def claim_name(name: str) -> str:
+    """What Argo calls the workflow's own claim of that name, which it fills in where a pod mounts it."""
+    return f"{{{{workflow.name}}}}-{name}"

@@ -9,8 +9,9 @@ from everstep.runtime.submission.manifest import POD_GC, TTL, ClusterOptions, fi
 from everstep.steps.reuse import workflow_templates
 
 _STEP = "everstep-train"
-_LINE, _INDENT, _ARGUMENT = 100, 4, 16
-"""Of the pipeline's text: how long a line may be, and how far an argument of the task stands from its left."""
+_LINE, _INDENT, _OWN, _ARGUMENT = 100, 4, 8, 16
+"""Of the pipeline's text: how long a line may be, and how far an argument of the Workflow and one of the task
+stand from its left."""
 _STEPS_OWN = ("imagePullPolicy", "env", "envFrom")
 
 
@@ -30,6 +31,7 @@ def workflow_of(conversion: Conversion, store: str, cluster: ClusterOptions | No
         "entrypoint": "main",
         "arguments": {"parameters": [{"name": "store", "value": store}]},
         **conversion.pod.spec,
+        **({"volumeClaimTemplates": list(conversion.claims)} if conversion.claims else {}),
         "templates": [{"name": "main", "dag": {"tasks": [task]}}, template],
     }
     if cluster is not None:
@@ -59,6 +61,8 @@ def pipeline_of(conversion: Conversion) -> str:
         f"{' ' * _ARGUMENT}{name}={_argument(value)},\n" for name, value in conversion.arguments.items()
     )
     metadata = "".join(f", {name}={values!r}" for name, values in conversion.metadata.items())
+    own = "".join(f",\n{' ' * _OWN}{name}={text}" for name, text in _own_fields(conversion).items())
+    models = "\nfrom hera.workflows.models import PersistentVolumeClaim" if conversion.claims else ""
     image = json.dumps(conversion.pod.image)  # It comes from a stranger's file: within quotes, no line breaks.
     return f'''"""Train {conversion.name}: made by `everstep convert --to python`."""
 # Its image: {image}
@@ -66,7 +70,7 @@ def pipeline_of(conversion: Conversion) -> str:
 import json
 from dataclasses import dataclass
 
-from hera.workflows import DAG, Workflow
+from hera.workflows import DAG, Workflow{models}
 
 import everstep
 from everstep.steps import train
@@ -83,7 +87,7 @@ class Config:
 def build(config: Config) -> Workflow:
     """The workflow; the same object runs locally and on Argo."""
     with Workflow(
-        generate_name="{conversion.name}-", entrypoint="main", arguments=everstep.parameters(config){metadata}
+        generate_name="{conversion.name}-", entrypoint="main", arguments=everstep.parameters(config){metadata}{own}
     ) as workflow:
         with DAG(name="main"):
             train.task(
@@ -95,6 +99,17 @@ def build(config: Config) -> Workflow:
 if __name__ == "__main__":
     everstep.submit(build, Config)
 '''
+
+
+def _own_fields(conversion: Conversion) -> dict[str, str]:
+    """What the Workflow has besides, each as Python."""
+    fields: dict[str, str] = {}
+    if secrets := conversion.pod.spec.get("imagePullSecrets"):
+        fields["image_pull_secrets"] = repr([str(secret["name"]) for secret in secrets if secret.get("name")])
+    if conversion.claims:
+        claims = (f"PersistentVolumeClaim(**{_literal(claim, _OWN)})" for claim in conversion.claims)
+        fields["volume_claim_templates"] = f"[{', '.join(claims)}]"
+    return fields
 
 
 def _argument(value: Any) -> str:

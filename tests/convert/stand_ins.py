@@ -32,7 +32,8 @@ SMALL = {
 """What of each is made smaller, or is not on this machine."""
 SCRIPTS = ("train.py", "imagenet.py", "mnist.py", "trainer.py", "bench.py")
 SCRIPT = """
-import os, socket, time
+import os, socket, sys, time
+print("given", sys.argv[1:], flush=True)
 role, rank, size = os.environ["ROLE_NAME"], int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 print("ran", role, "rank", rank, "of", size, flush=True)
 address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

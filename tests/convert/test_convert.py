@@ -318,7 +318,7 @@ def test_what_has_no_counterpart_is_listed_with_its_line_and_the_nearest(capsys:
     assert (
         f"{path}:{line}: spec.replicaSpecs.worker.autoScale: no counterpart; nearest: everstep scale RUN" in error_text
     )
-    assert "the launcher's --rdzv_conf=pend_timeout=600: no counterpart" in error_text
+    assert "the launcher's --rdzv_conf pend_timeout=600: no counterpart" in error_text
     assert "optimizeMode" not in error_text
 
 

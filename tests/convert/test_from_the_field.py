@@ -2,10 +2,11 @@
 
 import json
 import shlex
+from typing import Any
 
 import pytest
 
-from everstep.convert import Conversion, ConvertError, convert
+from everstep.convert import ConvertError, convert
 from tests.convert.stand_ins import HEAD, POD
 
 KUBEFLOW = """\
@@ -148,12 +149,12 @@ def test_an_elastic_jobs_first_container_trains() -> None:
 
 
 @pytest.mark.parametrize("word", ["data/*.txt", "part-?", "[ab].txt", "~/x", "{1..4}", "a{b,c}"])
-def test_what_a_shell_would_expand_is_not_passed_in_silence(word: str) -> None:
-    def of(text: str) -> Conversion:
-        return convert(kubeflow(TRAINS.replace("[python, t.py]", json.dumps(["sh", "-c", text]))), "f")
+def test_what_a_shell_would_expand_each_workers_shell_does(word: str) -> None:
+    def of(text: str) -> dict[str, Any]:
+        return convert(kubeflow(TRAINS.replace("[python, t.py]", json.dumps(["bash", "-c", text]))), "f").arguments
 
-    listed = f"f: the command's `{word}` is passed as it stands; nearest: its value in --script-args"
-    assert listed in of(f"torchrun t.py {word}").notes
-    assert listed not in of(f"torchrun t.py '{word}'").notes
-    assert of(f"python t.py {word}").arguments["script"] == "@command"
-    assert of(f"python t.py '{word}'").arguments["script"] == "t.py"
+    commands = json.loads(*shlex.split(of(f"torchrun t.py {word}")["script_args"]))
+    assert shlex.split(commands["worker"]) == ["bash", "-c", f"exec python t.py {word}"]
+    assert of(f"torchrun t.py '{word}'")["script_args"] == shlex.quote(word)
+    assert of(f"python t.py {word}")["script"] == "@command"
+    assert of(f"python t.py '{word}'")["script"] == "t.py"

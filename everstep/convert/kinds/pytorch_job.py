@@ -1,14 +1,19 @@
 """Kubeflow's PyTorchJob (kubeflow.org/v1), with or without elasticPolicy. Master and Worker nodes run the same command:
 they become one role, whose first node is rank 0."""
 
+from typing import Any
+
 from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod, read_slots
+from everstep.convert.rendezvous import patience_of, without_counterpart
 from everstep.convert.restarts import read_restarts
 from everstep.convert.source import Role, SourceJob
 
 _CONTAINER = "pytorch"
 """The name of the container that its operator looks after."""
 _REPLICAS, _ELASTIC, _RUN = ("spec", "pytorchReplicaSpecs"), ("spec", "elasticPolicy"), ("spec", "runPolicy")
+_MEETING = {"rdzvBackend": str, "rdzvPort": int, "rdzvHost": str, "rdzvId": str, "standalone": bool}
+"""Where its nodes meet, which the train step decides."""
 
 
 def read(fields: Fields) -> SourceJob:
@@ -29,14 +34,29 @@ def read(fields: Fields) -> SourceJob:
         if (pods[name], restarts[name]) != (pods[of_all], restarts[of_all]):
             fields.note(f"differs from {of_all}'s: no counterpart; nearest: {of_all}'s for all", *_REPLICAS, name)
     policy = fields.take(str, *_RUN, "cleanPodPolicy", default="")
-    policies = {"cleanPodPolicy": policy} if policy else {}
+    policies: dict[str, Any] = {"cleanPodPolicy": policy} if policy else {}
+    if patience := _patience(fields):
+        policies["patience"] = patience
     arguments: dict[str, object] = {}
     for path, argument in (((*_ELASTIC, "maxRestarts"), "max_restarts"), ((*_RUN, "backoffLimit"), "max_relaunches")):
         if fields.has(*path):
             arguments[argument] = fields.count(*path)
-    for name, kind in (("rdzvBackend", str), ("rdzvPort", int), ("rdzvHost", str), ("rdzvId", str)):
+    for name, kind in _MEETING.items():
         fields.skip(kind, *_ELASTIC, name)
     slots_path = (*_ELASTIC, "nProcPerNode") if fields.has(*_ELASTIC, "nProcPerNode") else ("spec", "nprocPerNode")
     slots = read_slots(fields, slots_path, pods[of_all].container)
     role = Role("worker", nodes, least, pods[of_all], slots, restarts[of_all])
     return SourceJob((role,), arguments, policies)
+
+
+def _patience(fields: Fields) -> dict[str, float]:
+    """Of the rendezvous' settings; those without counterpart are noted. Raises ConvertError."""
+    places = [(*_ELASTIC, "rdzvConf", number) for number in range(fields.length(*_ELASTIC, "rdzvConf"))]
+    if not places:
+        fields.skip(list, *_ELASTIC, "rdzvConf")
+    settings = {fields.take(str, *place, "key"): fields.take(str, *place, "value") for place in places}
+    listed = without_counterpart(settings)
+    for place in places:
+        if (key := fields.text_at(*place, "key")) in listed:
+            fields.note(f"{key}={settings[key]}: no counterpart; nearest: {listed[key]}", *place)
+    return patience_of(settings)

@@ -1,32 +1,109 @@
 """KubeRay's RayJob (ray.io/v1): its entrypoint as the script of a training on the nodes of its worker groups.
 
-A script that drives Ray itself (ray.train, ray.remote) needs a Ray cluster, which an Everstep job is not."""
+A script that drives Ray itself (ray.train, ray.remote) needs a Ray cluster, which an Everstep job is not. The sizes of
+the groups are those of KubeRay's WorkerGroupSpec: `replicas` pods, not fewer than `minReplicas` nor more than
+`maxReplicas`, each of `numOfHosts` hosts; none while the group is suspended.
+"""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod
-from everstep.convert.source import Role, SourceJob
+from everstep.convert.source import Pod, Role, SourceJob
+from everstep.runtime.workflow.manifest.yaml_source import FieldPath, ReadError, read_text
 
-_GROUPS = ("spec", "rayClusterSpec", "workerGroupSpecs")
+_CLUSTER = ("spec", "rayClusterSpec")
+_GROUPS, _HEAD = (*_CLUSTER, "workerGroupSpecs"), (*_CLUSTER, "headGroupSpec")
+_ENDLESS = 2**31 - 1
+"""maxReplicas of a group that names none."""
+_MORE = "nearest: replicas of 1 or more"
+_HEAD_TRAINS = f"it has no pods, and neither has any other group: so trains the pod of the head alone; {_MORE}"
+_LEFT_OUT = f"it has no pods: left out; {_MORE}"
+_PACKAGES = "packages and code in the image"
+_BEGINS = (
+    "Ray's autoscaler would begin it when asked; here it begins with one node; nearest: everstep scale RUN --nodes N"
+)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Sizes of a group of workers, in pods."""
+
+    path: FieldPath
+    pods: int
+    least: int
+    most: int
+    hosts: int
+    """Of each."""
 
 
 def read(fields: Fields) -> SourceJob:
     """Raises ConvertError."""
-    count = fields.length(*_GROUPS)
-    if not count:
-        raise fields.wrong("missing: at least one group of workers", *_GROUPS)
     command = ("sh", "-c", fields.take(str, "spec", "entrypoint"))  # As Ray starts it.
-    roles = []
-    for number in range(count):
-        path = (*_GROUPS, number)
-        nodes = fields.count(*path, "replicas", default=1, least=1)
-        pod = replace(read_pod(fields, (*path, "template")), command=command)
-        group = fields.take(str, *path, "groupName", default="worker")
-        name = group if count > 1 else "worker"
-        least = max(1, fields.count(*path, "minReplicas", default=nodes, most=nodes))
-        most = fields.count(*path, "maxReplicas", default=nodes, least=nodes)
-        roles.append(Role(name, nodes, least, pod, policies={"maxReplicas": most} if most > nodes else {}))
+    groups = [_read_group(fields, (*_GROUPS, number)) for number in range(fields.length(*_GROUPS))]
+    training = [group for group in groups if group.pods]
+    if not training and fields.take(bool, *_CLUSTER, "enableInTreeAutoscaling", default=False):
+        training = [replace(group, pods=1, least=1) for group in groups if group.most][:1]
+        for group in training:
+            fields.note(_BEGINS, *group.path)
+    for path in (_HEAD, *(group.path for group in groups)):
+        if not fields.keys(*path, "rayStartParams"):
+            fields.skip(dict, *path, "rayStartParams")
+    for group in groups:
+        if group.path not in {other.path for other in training}:
+            fields.take(dict, *group.path)
+            fields.note(_LEFT_OUT if training else _HEAD_TRAINS, *group.path)
+    roles = [_role(fields, group, is_one=len(training) == 1) for group in training]
+    roles = roles or [Role("worker", 1, 1, read_pod(fields, (*_HEAD, "template")))]
+    variables = _variables(fields)
+    roles = [replace(role, pod=_with_variables(replace(role.pod, command=command), variables)) for role in roles]
     if fields.has("spec", "backoffLimit"):
         return SourceJob(tuple(roles), {"max_relaunches": fields.count("spec", "backoffLimit")})
     return SourceJob(tuple(roles))
+
+
+def _read_group(fields: Fields, path: FieldPath) -> _Group:
+    least = fields.count(*path, "minReplicas", default=0)
+    most = fields.count(*path, "maxReplicas", default=_ENDLESS)
+    pods = min(max(fields.count(*path, "replicas", default=0), least), most)
+    if fields.take(bool, *path, "suspend", default=False):
+        pods = most = 0
+    is_elastic = fields.has(*path, "minReplicas")
+    return _Group(
+        path, pods, min(least, pods) if is_elastic else pods, most,
+        fields.count(*path, "numOfHosts", default=1, least=1),
+    )  # fmt: skip
+
+
+def _variables(fields: Fields) -> dict[str, str]:
+    """Of the runtime environment; the rest of it is noted. Raises ConvertError."""
+    path = ("spec", "runtimeEnvYAML")
+    try:
+        documents = read_text(fields.take(str, *path, default=""), fields.file)
+        environment = (documents[0].value if documents else None) or {}
+        variables = environment.get("env_vars") or {}
+        if not all(isinstance(text, str) for pair in variables.items() for text in pair):
+            raise TypeError
+    except (ReadError, AttributeError, TypeError):
+        raise fields.wrong("not a mapping in YAML, with texts by their names in env_vars", *path) from None
+    if others := [str(name) for name in environment if name != "env_vars"]:
+        fields.note(f"{', '.join(others)}: no counterpart; nearest: {_PACKAGES}", *path)
+    return variables
+
+
+def _with_variables(pod: Pod, variables: Mapping[str, str]) -> Pod:
+    """They go before the pod's own."""
+    kept = [entry for entry in pod.container.get("env", []) if entry.get("name") not in variables]
+    env = [*kept, *({"name": name, "value": text} for name, text in variables.items())]
+    return replace(pod, container={**pod.container, "env": env}) if variables else pod
+
+
+def _role(fields: Fields, group: _Group, is_one: bool) -> Role:
+    name = fields.take(str, *group.path, "groupName", default="worker")
+    policies = {"maxReplicas": group.most * group.hosts} if group.pods < group.most < _ENDLESS else {}
+    policies |= {"nodeUnit": group.hosts} if group.hosts > 1 else {}
+    return Role(
+        "worker" if is_one else name, group.pods * group.hosts, max(1, group.least) * group.hosts,
+        read_pod(fields, (*group.path, "template")), policies=policies,
+    )  # fmt: skip

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from everstep.convert.field_reader import Fields
+from everstep.convert.kinds.volcano_volumes import with_volumes
 from everstep.convert.names import role_name
 from everstep.convert.pods import read_pod, read_texts
 from everstep.convert.source import Role, SourceJob
@@ -44,7 +45,8 @@ def read(fields: Fields) -> SourceJob:
             replace(role, policies={**role.policies, "completePolicy": end})
             for role, end in zip(roles, ends, strict=True)
         ]
-    return SourceJob(tuple(roles), arguments, policies, variables)
+    mounting, claims = with_volumes(fields, roles)
+    return SourceJob(mounting, arguments, policies, variables, claims=claims)
 
 
 def _variables(fields: Fields, count: int) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
