@@ -7,7 +7,7 @@ from typing import Any
 from everstep.runtime.chaos.groups import remove_abandoned
 from everstep.runtime.platform.debris import SHARED_MEMORY, memory_prefix
 from everstep.runtime.platform.process import end_nodes
-from everstep.runtime.platform.registry import Registry
+from everstep.runtime.platform.registry import registries_of
 
 
 def end_nodes_of(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
@@ -23,7 +23,7 @@ def end_nodes_of(folder: Path, manifest: Mapping[str, Any]) -> list[str]:
 def _newest_iterations(folder: Path) -> dict[str, int]:
     """Job -> the iteration that its live nodes have reached, as their memory tells."""
     iterations_by_job: dict[str, int] = {}
-    for entry in Registry(folder / "nodes").all():
+    for entry in (entry for registry in registries_of(folder) for entry in registry.all()):
         iterations = _iterations(memory_prefix(entry.job, entry.name))
         iterations_by_job[entry.job] = max([iterations_by_job.get(entry.job, 0), *iterations])
     return iterations_by_job

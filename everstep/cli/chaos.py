@@ -79,13 +79,15 @@ def run(flags: Chaos) -> int:
         raise BadInput(f"{flags.job} is on a cluster: give --yes to harm it")
     if flags.node and flags.kind in OF_THE_JOB:
         raise BadInput(f"--node {flags.node}: {flags.kind} happens to the whole job; leave --node out")
+    told: list[int] = []
     try:
-        fault_record = asyncio.run(_until_told_to_end(_on_cluster(flags) if flags.namespace else _on_machine(flags)))
+        injection = _on_cluster(flags) if flags.namespace else _on_machine(flags)
+        fault_record = asyncio.run(_until_told_to_end(injection, told))
     except asyncio.CancelledError:
         runs_on = flags.namespace and not flags.chaosblade and flags.kind in (*in_pod.KINDS, *cut_off.KINDS)
         rest = f"; what it started in the pod ends within {flags.seconds:g} s" if runs_on else ""
         print(f"{flags.kind}: told to end; what it held is released{rest}", file=sys.stderr)
-        return 128 + signal.SIGTERM
+        return 128 + told[0]
     except NotPossibleError as error:
         raise BadInput(f"{flags.kind} cannot be injected into {flags.job}: {error}") from None
     except NotFiredError as error:
@@ -98,11 +100,19 @@ def run(flags: Chaos) -> int:
     return ExitCode.DONE
 
 
-async def _until_told_to_end(injection: "Coroutine[Any, Any, FiredFault]") -> "FiredFault":
-    """Inject it. SIGTERM and Ctrl-C cancel it, so that it undoes what it did: once, that nothing cuts this short."""
+async def _until_told_to_end(injection: "Coroutine[Any, Any, FiredFault]", told: list[int]) -> "FiredFault":
+    """Inject it. SIGTERM, Ctrl-C and a terminal that is closed cancel it, so that it undoes what it did: once, that
+    nothing cuts this short. `told` gets the signals."""
     task = asyncio.ensure_future(injection)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, lambda: task.cancelling() or task.cancel())
+
+    def end(number: int) -> None:
+        told.append(number)
+        if len(told) == 1:
+            task.cancel()
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # As under nohup.
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
     return await task
 
 

@@ -118,8 +118,9 @@ def locate(folder: Path, name: str) -> tuple[str, str]:
     except (FileNotFoundError, NotADirectoryError):
         raise BadInput(f"{folder}: no such run; `ls {folder.parent}` shows them") from None
     jobs = sorted(path.stem for path in (folder / "jobs").glob("*.token"))
-    matching_jobs = [job for job in jobs if not step or job.endswith(f"-{step}")]
+    uid = workflow["metadata"].get("uid", "")
+    ends = [job for job in jobs if not step or job.endswith(f"-{step}")]
+    matching_jobs = [job for job in ends if job == f"{uid}-{step}"] or ends
     if len(matching_jobs) != 1:
-        uid = workflow["metadata"].get("uid", "")
         raise BadInput(f"{name}: {_step_hint(job.removeprefix(f'{uid}-') for job in jobs)}")
     return store_of(workflow), matching_jobs[0]

@@ -80,8 +80,11 @@ def run(flags: Simulate) -> int:
         print(f"{policy.name}: simulated in {time.process_time() - began:.1f} s of CPU time", file=sys.stderr)
     if flags.picture:
         title = f"{flags.nodes} nodes, {flags.days:g} days, {len(trace.failures)} failures, seed {flags.seed}"
-        flags.picture.parent.mkdir(parents=True, exist_ok=True)
-        flags.picture.write_text(draw(outcomes, title))
+        try:
+            flags.picture.parent.mkdir(parents=True, exist_ok=True)
+            flags.picture.write_text(draw(outcomes, title))
+        except OSError as error:
+            raise BadInput(f"--picture {flags.picture}: {error.strerror}") from None
     print(json.dumps([facts(outcome) for outcome in outcomes], indent=1) if flags.output == "json" else table(outcomes))
     return 0
 
@@ -143,7 +146,13 @@ def _costs(name: str) -> "Costs":
     if name in COSTS:
         return COSTS[name]
     try:
-        costs = msgspec.json.decode(Path(name).read_bytes(), type=Costs)
+        content = Path(name).read_bytes()
+        costs = msgspec.json.decode(content, type=Costs)
+        if unknown := msgspec.json.decode(content).keys() - dataclasses.asdict(costs).keys():
+            raise BadInput(
+                f"--costs {name}: {', '.join(sorted(unknown))}: no such field; there are "
+                f"{', '.join(field.name for field in dataclasses.fields(costs))}"
+            )
     except OSError:
         raise BadInput(f"--costs {name}: not known, and no such file; use {', '.join(COSTS)} or a JSON file") from None
     except msgspec.DecodeError as error:

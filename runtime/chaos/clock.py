@@ -111,9 +111,16 @@ def ahead(processes: Callable[[], list[psutil.Process]], seconds: int = AHEAD_S)
     try:
         yield sum(_replace(process, _functions(seconds)) for process in processes())
     finally:
+        errors: list[OSError] = []
         for _ in range(2):  # A process may be forked while the others are set right.
+            errors.clear()
             for process in processes():
-                _replace(process, _originals())
+                try:
+                    _replace(process, _originals())
+                except OSError as error:  # The others are set right all the same.
+                    errors.append(error)
+        if errors:
+            raise errors[0]
 
 
 def _replace(process: psutil.Process, functions: Mapping[str, bytes]) -> bool:

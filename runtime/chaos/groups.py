@@ -1,5 +1,6 @@
 """Control groups that a fault makes: processes enter them, and nothing is left of them."""
 
+import errno
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -13,6 +14,8 @@ ROOTS = (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
 """Where a v2 hierarchy is mounted."""
 DISKS_V1 = Path("/sys/fs/cgroup/blkio")
 """Where the v1 hierarchy is that limits disks."""
+_TRIES = 100
+"""Looks at who is left in a group that is removed."""
 _PREFIX = "everstep-chaos-"
 """Of a group's name; the pid and start time of the process that made it follow."""
 
@@ -71,10 +74,16 @@ def remove(group: Path, homes: Mapping[int, Path] | None = None) -> None:
     """Remove it. Processes that are still in it go to their homes by pid, or to their parent's; without any to the
     group above."""
     with suppress(OSError):
-        for pid in map(int, (group / "cgroup.procs").read_text().split()):
-            with suppress(ProcessLookupError):
-                enter(_home(pid, homes or {}) or group.parent, pid)
-        group.rmdir()
+        for _ in range(_TRIES):  # A process may be forked while its parent leaves.
+            for pid in map(int, (group / "cgroup.procs").read_text().split()):
+                with suppress(ProcessLookupError, FileNotFoundError):  # It, or its home, is gone.
+                    enter(_home(pid, homes or {}) or group.parent, pid)
+            try:
+                group.rmdir()
+                return
+            except OSError as error:
+                if error.errno != errno.EBUSY:
+                    raise
 
 
 def _home(pid: int, homes: Mapping[int, Path]) -> Path | None:

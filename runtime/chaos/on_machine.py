@@ -17,7 +17,7 @@ from everstep.runtime.chaos import clock, full_disk, groups, load, packet_loss, 
 from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.chaos.progress import LOOK_S, Progress, mention_of, oom_fired, role_to_resize
 from everstep.runtime.job.records import FaultJudged, NodeLeaving, NodeLost
-from everstep.runtime.platform.registry import Registration, Registry
+from everstep.runtime.platform.registry import Registration, registry_of
 from everstep.runtime.system.processes import find_processes
 
 TRAIN_STEP = "everstep.steps.train"
@@ -45,7 +45,7 @@ class MachineInjector:
         self._step = step
         self._progress = progress
         self._chance = chance
-        self._registry = Registry(run_dir / "nodes")
+        self._registry = registry_of(run_dir, progress.job)
         self._groups: dict[str, Path] = {}
         """Control groups of nodes by their uid, from `prepare`."""
         self._homes: dict[int, Path] = {}
@@ -108,13 +108,15 @@ class MachineInjector:
             raise NotFiredError(f"process {error.pid} ended before the fault could reach it") from None
         except PermissionError as error:
             raise NotPossibleError(f"this user may not do it: {error}") from None
+        except OSError as error:
+            raise NotFiredError(str(error)) from None
         finally:
             for group in self._groups.values():
                 groups.remove(group, self._homes)
 
     def _nodes(self) -> list[Registration]:
         """The job's live nodes."""
-        return [entry for entry in self._registry.all() if entry.job == self._progress.job and entry.is_alive()]
+        return [entry for entry in self._registry.all() if entry.is_alive()]
 
     async def _victim(self, fault: Fault) -> Registration:
         """The named node, or one that trains. Raises NotFiredError."""
@@ -303,6 +305,14 @@ class MachineInjector:
         before, moment = self._progress.size(role), time.time()
         try:
             await self._scale(role, before + 1)
+        except NotFiredError:  # No master takes it now: nothing is to be taken back, unless its answer got lost.
+            with suppress(NotFiredError):
+                await self._scale(role, before)
+            raise
+        except asyncio.CancelledError:
+            await self._scale_back(role, before)
+            raise
+        try:
             await self._progress.wait_for_members(role, before + 1, 2 * SEEN_S)
             newest = self._progress.iteration()
             await self._progress.wait(lambda: self._progress.iteration() > newest + 2, "they have trained", 2 * SEEN_S)

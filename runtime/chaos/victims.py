@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -142,17 +142,32 @@ async def fill_memory(group: Path, fault: Fault) -> str:
 async def run_out_of_memory(group: Path, workers: list[psutil.Process]) -> None:
     """Fill the memory of a control group until the kernel kills for it, one of the workers first. Raises NotFiredError,
     OSError."""
-    for worker in workers:  # Anybody may raise it; to lower that of the filler needs rights.
-        Path(f"/proc/{worker.pid}/oom_score_adj").write_text(str(_FIRST_KILLED))
     kills, until = OomCounter(counter_of(group)), time.monotonic() + load.FILL_S
-    filling = await start_load("memory", "1.5", f"{load.FILL_S}", str(group))
+    with _killed_first(workers):
+        filling = await start_load("memory", "1.5", f"{load.FILL_S}", str(group))
+        try:
+            while not kills.rose_since_last_call():
+                if time.monotonic() > until:
+                    raise NotFiredError(f"the kernel killed no process of {group} within {load.FILL_S:.0f} s")
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            await end(filling)
+
+
+@contextmanager
+def _killed_first(workers: list[psutil.Process]) -> Iterator[None]:
+    """The kernel, out of memory, kills one of these first; afterwards as before. Raises OSError."""
+    files = [Path(f"/proc/{worker.pid}/oom_score_adj") for worker in workers]
+    scores = [file.read_text() for file in files]
     try:
-        while not kills.rose_since_last_call():
-            if time.monotonic() > until:
-                raise NotFiredError(f"the kernel killed no process of {group} within {load.FILL_S:.0f} s")
-            await asyncio.sleep(_LOOK_S)
+        for file in files:  # Anybody may raise it; to lower that of the filler needs rights.
+            file.write_text(str(_FIRST_KILLED))
+        yield
     finally:
-        await end(filling)
+        for worker, file, score in zip(workers, files, scores, strict=True):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if worker.is_running():
+                    file.write_text(score)
 
 
 async def fail_measurements(agent: int, fault: Fault) -> int:

@@ -12,6 +12,10 @@ from everstep.runtime.job.transaction import Refused, Transaction
 from everstep.runtime.protocol.messages import Evidence
 from everstep.runtime.protocol.rounds import Round
 
+_DIFFERS_ON_PURPOSE = (
+    "if each rank saves something of its own, such as BatchNorm's running means or a random state, train without "
+    "certify_interval"
+)
 REPEATED = 2
 """How often an iteration is unsound until its batch may be skipped, where no limit ends the job: the first time may be
 the hardware's."""
@@ -76,4 +80,5 @@ def _reject(tx: Transaction, evidence: Evidence, verdict: certification.Verdict)
         what = f"{again}: its batch is skipped ({len(skipped_iterations) + 1} of at most {tx.spec.skip_batches})"
         tx.record(BatchSkipped(time=tx.now, iteration=iteration, detail=what))
     elif most:
-        tx.end_job(End(JobResult.FAILED, again, exit_code=1))
+        mend = "" if evidence.doubt or evidence.replay or verdict.nodes else f"; {_DIFFERS_ON_PURPOSE}"
+        tx.end_job(End(JobResult.FAILED, f"{again}{mend}", exit_code=1))

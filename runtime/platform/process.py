@@ -17,7 +17,7 @@ from pathlib import Path
 
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest, debris, limits
 from everstep.runtime.platform.devices import VARIABLE, near_cpus, node_devices
-from everstep.runtime.platform.registry import Registration, Registry
+from everstep.runtime.platform.registry import Registration, registries_of, registry_of
 from everstep.runtime.system import processes
 from everstep.runtime.system.oom import was_oom_killed
 
@@ -57,7 +57,7 @@ class ProcessPlatform:
         self._own_groups = own_groups
         self._devices = devices
         self._unlimited: set[tuple[str, str]] = set()
-        self._registry = Registry(run_dir / "nodes")
+        self._registry = registry_of(run_dir, job)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._gone: asyncio.Queue[NodeEnd] = asyncio.Queue()
@@ -69,8 +69,6 @@ class ProcessPlatform:
         """
         nodes = []
         for entry in list(self._registry.all()):
-            if entry.job != self._job:
-                continue
             if entry.is_alive() or entry.uid in self._watches:
                 self._watch(entry)
                 nodes.append(entry.node())
@@ -190,12 +188,13 @@ def _bind(pid: int, cpus: Set[int]) -> None:
 
 def end_nodes(run_dir: Path) -> list[str]:
     """End every registered node of a run, with all it started and held; returns the names of those that were alive."""
-    registry, removed_names = Registry(run_dir / "nodes"), []
-    for entry in list(registry.all()):
-        if _kill(entry, _DEATH_S):
-            removed_names.append(entry.name)
-        _clean(entry)
-        registry.remove(entry)
+    removed_names: list[str] = []
+    for registry in registries_of(run_dir):
+        for entry in list(registry.all()):
+            if _kill(entry, _DEATH_S):
+                removed_names.append(entry.name)
+            _clean(entry)
+            registry.remove(entry)
     return removed_names
 
 

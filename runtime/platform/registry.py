@@ -1,4 +1,7 @@
-"""The nodes that a run has on this machine: one file per node, `<run folder>/nodes/<node>.json`."""
+"""The nodes that a run has on this machine: one file per node, `<run folder>/nodes/<job>/<node>.json`.
+
+Jobs that train at once in one run have nodes of the same names.
+"""
 
 import re
 from collections.abc import Iterator
@@ -78,3 +81,13 @@ class Registry:
         for path in sorted(self._folder.glob("[!.]*.json")):
             if entry := self.get(path.stem):
                 yield entry
+
+
+def registry_of(run_dir: Path, job: str) -> Registry:
+    """The nodes of one job of a run."""
+    return Registry(run_dir / "nodes" / job)
+
+
+def registries_of(run_dir: Path) -> list[Registry]:
+    """Those of all jobs of a run."""
+    return [Registry(folder) for folder in sorted((run_dir / "nodes").glob("*/"))]

@@ -53,7 +53,9 @@ _KINDS: dict[str, Callable[[str], float | str]] = {"spares": int, "stage": int, 
 
 def parse_policy(text: str) -> Policy:
     """Read `NAME[: field=value, ...]`. Raises ValueError with one line."""
-    name, _, rest = text.partition(":")
+    name, _, rest = (part.strip() for part in text.partition(":"))
+    if not name or "=" in name:
+        raise ValueError(f"{text.strip()!r} has no name; write NAME: FIELD=NUMBER, ...")
     fields = [field.name.replace("_", "-") for field in dataclasses.fields(Policy) if field.name != "name"]
     values: dict[str, float | str] = {}
     for part in filter(None, (part.strip() for part in rest.split(","))):
@@ -66,5 +68,7 @@ def parse_policy(text: str) -> Policy:
             raise ValueError(f"policy {name}: {key}={value} is not a number") from None
         if not isinstance(number, str) and not 0 <= number < float("inf"):
             raise ValueError(f"policy {name}: {key}={value} is negative or infinite")
+        if key.replace("-", "_") in values:
+            raise ValueError(f"policy {name}: {key} is given twice")
         values[key.replace("-", "_")] = number
-    return Policy(name.strip(), **values)  # type: ignore[arg-type]
+    return Policy(name, **values)  # type: ignore[arg-type]

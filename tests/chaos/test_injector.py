@@ -8,13 +8,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from everstep.cli.find_job import locate
 from everstep.cli.main import main
 from everstep.runtime.chaos import (
     Fault,
@@ -38,7 +39,7 @@ from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import NodeRequested
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.journal.journal import claim
-from everstep.runtime.platform.registry import Registration, Registry
+from everstep.runtime.platform.registry import Registration, registry_of
 from everstep.runtime.store import StoreError, open_store
 from everstep.runtime.system.processes import start_time
 from tests.control_groups import control_group
@@ -52,7 +53,7 @@ def node(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(["sleep", "60"])
     began = start_time(process.pid)
     assert began is not None
-    Registry(tmp_path / "nodes").put(Registration("n", "j", "worker", "h", process.pid, began, time.time()))
+    registry_of(tmp_path, "j").put(Registration("n", "j", "worker", "h", process.pid, began, time.time()))
     yield process
     process.kill()
     process.wait()
@@ -169,6 +170,85 @@ def test_a_group_that_is_removed_leaves_its_processes_running(node: subprocess.P
     groups.remove(group)
     assert not group.exists()
     assert node.poll() is None
+
+
+def test_a_process_that_is_forked_while_its_group_is_removed_leaves_it_too(
+    node: subprocess.Popen[bytes], agent: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := packet_loss.refusal():
+        pytest.skip(why)
+    group, enter, forked = groups.make_group("test"), groups.enter, [agent.pid]
+
+    def fork_meanwhile(target: Path, pid: int) -> None:
+        enter(target, pid)
+        if forked:
+            enter(group, forked.pop())
+
+    groups.enter(group, node.pid)
+    monkeypatch.setattr(groups, "enter", fork_meanwhile)
+    groups.remove(group)
+    assert not forked
+    assert not group.exists()
+
+
+def test_processes_that_the_kernel_did_not_kill_are_no_longer_the_first_that_it_would(
+    agent: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers, scores = victims.workers_of(agent.pid), list[str]()
+    file = Path(f"/proc/{workers[0].pid}/oom_score_adj")
+    before = file.read_text()
+
+    async def note_score(*words: str) -> None:
+        scores.append(file.read_text())
+        raise NotFiredError("test")
+
+    (tmp_path / "memory.events").write_text("oom_kill 0\n")
+    monkeypatch.setattr(victims, "start_load", note_score)
+    with pytest.raises(NotFiredError, match="test"):
+        asyncio.run(victims.run_out_of_memory(tmp_path, workers))
+    assert [*scores, file.read_text()] == ["1000\n", before]
+
+
+def test_a_fault_that_the_system_refuses_is_told_in_one_line(tmp_path: Path, node: subprocess.Popen[bytes]) -> None:
+    with pytest.raises(NotFiredError, match="No such file or directory"):
+        asyncio.run(injector(tmp_path).inject(Fault(Kind.STORE, seconds=0.1)))
+
+
+def test_a_job_that_could_not_be_resized_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, asked = World(platform({"worker": RoleSpec(2, 1)})), list[int]()
+    world.join_all()
+
+    async def refuse(role: str, nodes: int) -> None:
+        asked.append(nodes)
+        raise NotFiredError("no master answers")
+
+    resizing = injector(tmp_path)
+    monkeypatch.setattr(resizing._progress, "state", lambda: world.state)
+    monkeypatch.setattr(resizing, "_scale", refuse)
+    with pytest.raises(NotFiredError, match="no master answers"):
+        asyncio.run(resizing.inject(Fault(Kind.RESIZE)))
+    assert asked == [3, 2]
+
+
+def test_the_clocks_of_the_others_are_set_right_although_one_process_cannot_be(
+    clock_reader: subprocess.Popen[str], node: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := clock.refusal():
+        pytest.skip(why)
+    replace, stuck = clock._replace, psutil.Process(node.pid)
+
+    def replace_unless_stuck(process: psutil.Process, functions: Mapping[str, bytes]) -> bool:
+        if process == stuck and functions == clock._originals():
+            raise OSError("stuck")
+        return replace(process, functions)
+
+    monkeypatch.setattr(clock, "_replace", replace_unless_stuck)
+    with (
+        pytest.raises(OSError, match="stuck"),
+        clock.ahead(lambda: [stuck, psutil.Process(clock_reader.pid)]),
+    ):
+        assert read_clock(clock_reader) == clock.AHEAD_S
+    assert read_clock(clock_reader) == 0
 
 
 def test_the_group_of_a_killed_process_is_removed_and_that_of_a_live_one_stays() -> None:
@@ -353,7 +433,7 @@ def test_a_run_on_a_cluster_is_not_harmed_without_yes(capsys: pytest.CaptureFixt
     assert "r is on a cluster: give --yes to harm it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_command_that_is_told_to_end_undoes_its_fault(
     tmp_path: Path, node: subprocess.Popen[bytes], number: signal.Signals
 ) -> None:
@@ -373,8 +453,17 @@ def test_a_command_that_is_told_to_end_undoes_its_fault(
     wait_until(lambda: victim.status() == psutil.STATUS_STOPPED, "the node stands still")
     command.send_signal(number)
     _, said = command.communicate()
-    assert (command.returncode, said) == (143, "freeze: told to end; what it held is released\n")
+    assert (command.returncode, said) == (128 + number, "freeze: told to end; what it held is released\n")
     assert victim.status() != psutil.STATUS_STOPPED
+
+
+def test_a_step_whose_name_ends_another_steps_name_is_found(tmp_path: Path) -> None:
+    workflow = {"metadata": {"uid": "u"}, "spec": {"arguments": {"parameters": [{"name": "store", "value": "s"}]}}}
+    (tmp_path / "workflow.json").write_text(json.dumps(workflow))
+    (tmp_path / "jobs").mkdir()
+    for job in ("u-train", "u-pre-train"):
+        (tmp_path / "jobs" / f"{job}.token").touch()
+    assert [locate(tmp_path, f"r/{step}")[1] for step in ("train", "pre-train")] == ["u-train", "u-pre-train"]
 
 
 def test_what_happens_to_the_whole_job_happens_to_no_node(capsys: pytest.CaptureFixture[str]) -> None:

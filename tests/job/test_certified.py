@@ -317,3 +317,12 @@ def check_skips(world: World, most: int) -> None:
             case RoundFormed(round=formed):
                 assert formed.skips == tuple(sorted(skipped))
     assert len(skipped) <= most
+
+
+def test_replicas_that_differ_again_may_do_so_on_purpose() -> None:
+    world = world_of(2)
+    for _ in range(2):
+        tell_all(world, 2, wrong=["worker-1-0"])
+        world.join_all()
+    assert world.state.ended is not None
+    assert "such as BatchNorm's running means" in world.state.ended.reason

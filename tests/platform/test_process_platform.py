@@ -17,7 +17,7 @@ import pytest
 
 from everstep.runtime.platform import NodeEnd, NodeRequest, debris, process
 from everstep.runtime.platform.process import ProcessPlatform, end_nodes
-from everstep.runtime.platform.registry import Registration, Registry
+from everstep.runtime.platform.registry import Registration, registry_of
 from everstep.runtime.system import processes
 
 DEADLINE_S = 30
@@ -182,7 +182,7 @@ def test_a_node_that_is_killed_leaves_neither_processes_nor_memory(tmp_path: Pat
         assert (node_end.exit_code, "SIGKILL" in node_end.reason) == (-9, True)
         assert list(debris.processes_of(job, "worker-0-0")) == []
         assert not memory.exists()
-        assert list((tmp_path / "nodes").iterdir()) == []
+        assert list((tmp_path / "nodes").rglob("*.json")) == []
 
     asyncio.run(story())
 
@@ -263,12 +263,25 @@ def test_end_nodes_ends_every_job_of_the_run_and_names_them(tmp_path: Path, job:
     assert list(debris.processes_of(job, "worker-0-0")) == []
 
 
+def test_jobs_of_one_run_that_train_at_once_have_nodes_of_the_same_names(tmp_path: Path, job: str) -> None:
+    async def story() -> None:
+        one, other = platform(tmp_path, job), platform(tmp_path, f"{job}-2")
+        nodes = [await each.create(request()) for each in (one, other)]
+        assert len({node.uid for node in nodes}) == 2
+        assert [await each.observe() for each in (one, other)] == [[node] for node in nodes]
+        await one.delete("worker-0-0", nodes[0].uid)
+        assert await other.observe() == [nodes[1]]
+
+    asyncio.run(story())
+    assert end_nodes(tmp_path) == ["worker-0-0"]
+
+
 def test_a_pid_that_another_process_has_now_is_never_killed(tmp_path: Path, job: str) -> None:
     other = subprocess.Popen(["sleep", "1000"])
     try:
         began = processes.start_time(other.pid)
         assert began
-        Registry(tmp_path / "nodes").put(Registration("worker-0-0", job, "worker", "", other.pid, began - 1, 0.0))
+        registry_of(tmp_path, job).put(Registration("worker-0-0", job, "worker", "", other.pid, began - 1, 0.0))
         assert asyncio.run(platform(tmp_path, job).observe()) == []
         assert end_nodes(tmp_path) == []
         assert other.poll() is None

@@ -124,6 +124,11 @@ def test_policies_are_read_from_text() -> None:
     assert parse_policy(" mine : spares=3, shrink-after=60") == Policy("mine", spares=3, shrink_after=60.0)
     with pytest.raises(ValueError, match="policy mine: 'x=1'; write FIELD=NUMBER with one of spares"):
         parse_policy("mine: x=1")
+    for text in (": spares=3", "spares=3"):
+        with pytest.raises(ValueError, match="has no name; write NAME: FIELD=NUMBER"):
+            parse_policy(text)
+    with pytest.raises(ValueError, match="policy mine: spares is given twice"):
+        parse_policy("mine: spares=3, spares=4")
 
 
 def test_the_command_prints_a_table_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,6 +148,7 @@ def test_the_command_prints_a_table_and_draws(tmp_path: Path, capsys: pytest.Cap
     [
         (["--policies", "a: stage=0"], "--policies: stage must be at least 1"),
         (["--costs", "none"], "--costs none: not known, and no such file"),
+        (["--picture", "/proc/1/p.svg"], "--picture /proc/1/p.svg: "),
         (["--trace", "none"], "--trace none: No such file"),
         (["--nodes", "0"], "--nodes must be at least 1"),
         (["--days", "inf"], "--days above 0"),
@@ -164,3 +170,9 @@ def test_costs_that_no_system_has_are_refused(
     costs.write_text(json.dumps({**asdict(COST), field: value}))
     assert main(["simulate", "--costs", str(costs)]) == 2
     assert f"--costs {costs}: {field}: seconds cannot be negative" in capsys.readouterr().err
+
+
+def test_a_field_of_the_costs_that_nobody_knows_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "c").write_text(json.dumps({**asdict(COST), "restart_s": 3}))
+    assert main(["simulate", "--nodes", "2", "--policies", "a:", "--costs", str(tmp_path / "c")]) == 2
+    assert "restart_s: no such field; there are name, source, iteration_s" in capsys.readouterr().err
