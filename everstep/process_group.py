@@ -69,7 +69,7 @@ def leave() -> None:
         distributed_c10d._update_default_pg(next(iter(world.pg_map)))
     if dist.is_initialized():
         dist.destroy_process_group()
-    distributed_c10d._unregister_all_process_groups()
+    distributed_c10d._unregister_all_process_groups()  # pyright: ignore[reportPrivateImportUsage]
     world.group_count = 0
 
 
