@@ -1,12 +1,14 @@
 """What a worker keeps from round to round: models, compiled code, data readers."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+
+from everstep.as_built import AsBuilt
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,10 +22,15 @@ class _Entry:
     """The plain ones among the arguments that it was built with."""
     random: torch.Tensor
     """torch's random state when it was built."""
+    as_built: Sequence[AsBuilt]
+    """Of its modules and optimizers."""
 
 
 class KeptValues:
-    """The values that one process has built, by builder and by the number of its call in the round."""
+    """The values that one process has built, by builder and by the number of its call in the round.
+
+    Invariant: in each round, a value's gradients, modes and hooks are those of a new one.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[tuple[str, int], _Entry] = {}
@@ -36,7 +43,7 @@ class KeptValues:
             self._entries.clear()
 
     def keep(self, build: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """`build(*args, **kwargs)`, or what an earlier round's call has built, without its gradients.
+        """`build(*args, **kwargs)`, or what an earlier round's call has built, as new but for its values.
 
         It is built again if a number or text among the arguments is another, or if the round has made it part of its
         process group, as `fully_shard` does in place. torch's random state is afterwards as `build` left it, so that
@@ -51,9 +58,11 @@ class KeptValues:
             value = build(*args, **kwargs)
             if member := _group_member(value):
                 raise TypeError(f"keep({name}): {member}")
-            self._entries[key] = entry = _Entry(value, plain, torch.get_rng_state())
+            as_built = tuple(AsBuilt(part) for part in _trained_parts(value))
+            self._entries[key] = entry = _Entry(value, plain, torch.get_rng_state(), as_built)
         else:
-            _clear_gradients(entry.value)
+            for part in entry.as_built:
+                part.put_back()
             torch.set_rng_state(entry.random)
         return entry.value
 
@@ -73,11 +82,8 @@ def _parts(value: Any) -> Iterable[Any]:
         yield value
 
 
-def _clear_gradients(value: Any) -> None:
-    """A round may have ended between backward and zero_grad."""
-    for part in _parts(value):
-        if isinstance(part, torch.nn.Module | torch.optim.Optimizer):
-            part.zero_grad(set_to_none=True)
+def _trained_parts(value: Any) -> Iterable[torch.nn.Module | torch.optim.Optimizer]:
+    return (part for part in _parts(value) if isinstance(part, torch.nn.Module | torch.optim.Optimizer))
 
 
 def _group_member(value: Any) -> str:

@@ -10,9 +10,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from everstep.group_sockets import GroupSockets
+from everstep.runtime import faults
 from everstep.runtime.agent.tcp_store import restrict_torch_store
 
 _KNOCK_EVERY_S = 0.002
@@ -21,14 +23,21 @@ _KNOCK_EVERY_S = 0.002
 def join(rank: int, backend: str, timeout: timedelta, sockets: GroupSockets | None = None) -> None:
     """Join the default group (MASTER_ADDR, MASTER_PORT as torchrun sets them); the process leaves it at exit.
 
-    `sockets` notes the group's sockets. Raises whatever torch.distributed raises.
+    `sockets` notes the group's sockets. Raises RuntimeError if the process is in a group, and whatever
+    torch.distributed raises.
     """
+    if dist.is_initialized():
+        raise RuntimeError(
+            "this process has joined its process group already: everstep.init and a function with everstep.main do it; "
+            "call one of them, once in a process, and no init_process_group before it"
+        )
     restrict_torch_store()
     if rank and "MASTER_PORT" in os.environ:
         _wait_for_rank_0(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout.total_seconds())
     with (sockets or GroupSockets()).watching():
         store, rank, world_size = next(rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
+        faults.point("group.join")
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     atexit.unregister(_leave_for_good)
     atexit.register(_leave_for_good)
@@ -52,9 +61,16 @@ def _wait_for_rank_0(address: str, port: int, seconds: float) -> None:
 
 
 def leave() -> None:
-    """Leave every group."""
+    """Leave every group, and what an interrupted `init_process_group` or `destroy_process_group` has left of them.
+
+    torch numbers its groups: a process that counts otherwise than its peers would wait for them in vain."""
+    world = distributed_c10d._world
+    if not dist.is_initialized() and world.pg_map:
+        distributed_c10d._update_default_pg(next(iter(world.pg_map)))
     if dist.is_initialized():
         dist.destroy_process_group()
+    distributed_c10d._unregister_all_process_groups()  # pyright: ignore[reportPrivateImportUsage]
+    world.group_count = 0
 
 
 def _leave_for_good() -> None:

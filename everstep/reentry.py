@@ -31,6 +31,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from everstep.entry_state import EntryState
 from everstep.exit_now import exit_now
 from everstep.gloo_waits import GlooWaits
 from everstep.group_sockets import GroupSockets, communicator_error
@@ -120,7 +121,7 @@ class _Rounds:
     def __init__(self, link: SurvivorLink) -> None:
         os.environ.setdefault(_WATCHDOG, "0")
         os.environ[_ON_ERRORS] = "0"
-        self.kept, self.sockets = KeptValues(), GroupSockets()
+        self.kept, self.sockets, self._entry_state = KeptValues(), GroupSockets(), EntryState()
         self._link = link
         self._round = int(os.environ["EVERSTEP_ROUND"])
         self._inside = False
@@ -206,6 +207,7 @@ class _Rounds:
         os.environ.update(seat.environment)
         os.environ[_ON_ERRORS] = "0"
         in_worker.begin_round(os.environ)
+        self._entry_state.put_back()
         self.kept.begin_round(seat.restores)
         self._link.send(Seated(seat.round))
 

@@ -66,7 +66,8 @@ class Context:
         """Return `build(*args, **kwargs)`; under `everstep.main`, what an earlier round of this process built.
 
         A kept value must be in the checkpointed state, or never change: it stays as the last round left it, except that
-        gradients are cleared. Raises TypeError if the value belongs to a process group.
+        gradients are cleared, and modes, hooks, frozen parameters and an optimizer's settings are as built. Raises
+        TypeError if the value belongs to a process group.
         """
         return self._kept.keep(build, *args, **kwargs)
 

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import everstep
 from everstep.group_sockets import _shut_down, _sockets
+from everstep.runtime import faults
 from everstep.runtime.data import open_dataset
 
 ITERATION_S = 0.02
@@ -92,6 +93,17 @@ def cut_connections() -> None:
     print(f"cut {sum(ended)} connections", file=sys.stderr)
 
 
+def evaluate(model: torch.nn.Module, iteration: int) -> None:
+    """A rank may die here, or wait for one that did."""
+    if not model.training:
+        print("trains in mode evaluation", file=sys.stderr)
+    model.eval()
+    faults.point("script.evaluation", iteration=iteration)
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+    model.train()
+
+
 def arguments() -> argparse.Namespace:
     """The flags that the step passes, and how the script lives."""
     parser = argparse.ArgumentParser()
@@ -107,6 +119,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--bad", default="0,1", help="ITERATION,FACTOR: of its loss, whatever the round")
     parser.add_argument("--cut", default="", help="ROUND,ITERATION,RANK;...: of the connections to other ranks")
     parser.add_argument("--fail", default="0,0", help="ITERATION,RANK, in the first round: after leaving its groups")
+    parser.add_argument("--evaluate", action="store_true", help="the model, after each iteration")
     parser.add_argument("--pause", type=float, default=ITERATION_S, help="seconds before each iteration")
     parser.add_argument("--omit", type=int, default=0, help="the batch of this iteration is not trained on")
     return parser.parse_known_args()[0]
@@ -148,6 +161,8 @@ def train(job: everstep.Context) -> None:
         replay.check(batch)
         momentum.step(flips)
         checkpointer.save(batch.iteration, state)
+        if options.evaluate:
+            evaluate(model, batch.iteration)
         everstep.report(loss=job.mean(loss.item(), batch.weight))
     checkpointer.finish(state)
 

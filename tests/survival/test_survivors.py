@@ -78,6 +78,34 @@ def test_a_rank_that_failed_is_blamed_though_the_others_tell_of_their_connection
     assert tensors(training.checkpoint()) == undisturbed
 
 
+@pytest.mark.parametrize("training", ["anew"], indirect=True)
+def test_a_rank_that_dies_while_others_join_it_is_followed_by_a_round_that_trains(
+    training: TrainStep, undisturbed: dict[str, bytes]
+) -> None:
+    training.flags = {**training.flags, "script-args": "--survive"}
+    training.arm("group.join,rank=1=kill")
+    training.start()
+    assert training.finish() == 0, training.last_words()
+    assert training.fired_points() == ["group.join"]
+    assert log_lines(training, "local ranks [0] continue in their processes") == 1, training.last_words()
+    assert tensors(training.checkpoint()) == undisturbed
+
+
+@pytest.mark.parametrize("training", ["anew"], indirect=True)
+def test_a_round_that_ends_within_an_evaluation_changes_no_weight(
+    training: TrainStep, undisturbed: dict[str, bytes]
+) -> None:
+    training.flags = {**training.flags, "script-args": "--survive --evaluate"}
+    training.arm("script.evaluation,iteration=33,rank=1=kill")
+    training.start()
+    assert training.finish() == 0, training.last_words()
+    assert training.fired_points() == ["script.evaluation"]
+    first, second = processes(training).values()
+    assert first[0] == second[0]
+    assert "trains in mode evaluation" not in logs(training)
+    assert tensors(training.checkpoint()) == undisturbed
+
+
 def logs(training: TrainStep) -> str:
     """What the nodes wrote."""
     return "\n".join(path.read_text() for path in (training.folder / "logs").glob("*.log"))

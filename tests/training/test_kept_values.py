@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -87,3 +88,83 @@ def test_a_kept_compiled_model_is_not_compiled_again_in_a_later_round(tmp_path: 
     number = forks.start([str(script), str(tmp_path / "counts")], places, tmp_path / "err")
     assert forks.wait(number) == 0, (tmp_path / "err").read_text()
     assert (tmp_path / "counts").read_text() == "[1, 1, 1]"
+
+
+class Kept(NamedTuple):
+    """A model with a frozen part, and its optimizer."""
+
+    model: torch.nn.Sequential
+    optimizer: torch.optim.SGD
+
+
+def build_both() -> Kept:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(), torch.nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    model[0].eval()
+    return Kept(model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9))
+
+
+def test_a_round_that_ended_in_an_evaluation_leaves_no_kept_model_in_that_mode() -> None:
+    kept_values = KeptValues()
+    model = kept_values.keep(build_both).model
+    model.eval()
+    kept_values.begin_round(restores=True)
+    assert kept_values.keep(build_both).model is model
+    assert [module.training for module in model.modules()] == [True, False, True, True]
+
+
+def test_what_a_round_froze_or_freed_is_trained_as_it_was_built() -> None:
+    kept_values = KeptValues()
+    model = kept_values.keep(build_both).model
+    model[0].requires_grad_(True)
+    model[2].requires_grad_(False)
+    kept_values.begin_round(restores=True)
+    kept_values.keep(build_both)
+    assert [parameter.requires_grad for parameter in model.parameters()] == [False, False, True, True]
+
+
+def test_hooks_of_a_round_do_not_run_in_the_next_one() -> None:
+    kept_values, calls = KeptValues(), list[str]()
+    for round_ in range(3):
+        kept_values.begin_round(restores=round_ > 0)
+        model, optimizer = kept_values.keep(build_both)
+        calls.clear()
+        model[2].register_forward_hook(lambda *_: calls.append("forward"))
+        model[2].register_forward_pre_hook(lambda *_: calls.append("before"))
+        model.register_full_backward_hook(lambda *_: calls.append("backward"))
+        weight = next(model[2].parameters())
+        weight.register_hook(lambda gradient: calls.append("gradient"))
+        weight.register_post_accumulate_grad_hook(lambda _: calls.append("accumulated"))
+        optimizer.register_step_post_hook(lambda *_: calls.append("step"))
+        model(torch.ones(1, 2, requires_grad=True)).sum().backward()
+        optimizer.step()
+        assert sorted(calls) == ["accumulated", "backward", "before", "forward", "gradient", "step"]
+
+
+def test_a_hook_of_the_builder_stays() -> None:
+    calls = list[int]()
+
+    def build_hooked() -> torch.nn.Linear:
+        model = torch.nn.Linear(2, 2)
+        model.weight.register_hook(lambda gradient: calls.append(1))
+        return model
+
+    kept_values = KeptValues()
+    kept_values.keep(build_hooked)
+    kept_values.begin_round(restores=True)
+    kept_values.keep(build_hooked)(torch.ones(2)).sum().backward()
+    assert calls == [1]
+
+
+def test_a_schedule_begins_from_the_optimizers_first_learning_rate() -> None:
+    kept_values = KeptValues()
+    for round_ in range(2):
+        kept_values.begin_round(restores=round_ > 0)
+        optimizer = kept_values.keep(build_both).optimizer
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        assert schedule.base_lrs == [0.5]
+        optimizer.step()
+        schedule.step()
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+    kept_values.begin_round(restores=True)
+    assert len(kept_values.keep(build_both).optimizer.param_groups) == 1
