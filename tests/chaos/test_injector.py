@@ -448,7 +448,9 @@ def test_a_command_that_is_told_to_end_undoes_its_fault(
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "j.token").write_text("t")
     words = ["chaos", tmp_path.name, "--kind", "freeze", "--node", "n", "--seconds", "600", "--runs", tmp_path.parent]
-    command = subprocess.Popen([sys.executable, "-m", "everstep", *words], stderr=subprocess.PIPE, text=True)
+    # A signal that this process ignores, as under nohup, its children would ignore, too.
+    words = ["env", f"--default-signal={number.name.removeprefix('SIG')}", sys.executable, "-m", "everstep", *words]
+    command = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     victim = psutil.Process(node.pid)
     wait_until(lambda: victim.status() == psutil.STATUS_STOPPED, "the node stands still")
     command.send_signal(number)
