@@ -12,7 +12,7 @@ import pytest
 from everstep.runtime.job.spec import Resources
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest, limits
 from everstep.runtime.platform.process import ProcessPlatform, end_nodes
-from everstep.runtime.platform.registry import Registration, Registry
+from everstep.runtime.platform.registry import Registration, registry_of
 from tests.memory_groups import memory_group, write_listing
 
 DEADLINE_S = 30
@@ -141,7 +141,7 @@ def test_a_dead_nodes_group_goes_when_the_last_process_in_it_has_ended_whoever_i
 ) -> None:
     group, still_used = tmp_path / "group", tmp_path / "group" / "process"
     still_used.mkdir(parents=True)
-    registry = Registry(tmp_path / "nodes")
+    registry = registry_of(tmp_path, job)
     registry.put(Registration(NODE, job, "worker", "local-0", 1, 1, 1.0, (str(group),)))
 
     async def look() -> tuple[list[Node], int]:
