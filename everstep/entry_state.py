@@ -1,23 +1,23 @@
 """What a process holds besides its variables, as a script's function finds it each time it is entered."""
 
 import os
-import random
 from contextlib import suppress
 
-import numpy as np
 import torch
+
+from everstep.seeding import generators_state, set_generators_state
 
 
 class EntryState:
     """The state at the first entry. A new process enters with the same one, if the script's top level has made it, as
     by a seed: `put_back` lets a survivor enter alike.
 
-    The end of a round may interrupt a `with torch.no_grad()` or `torch.autocast` before it is undone. torch's own
-    generators are not held: each round seeds them. Used in one thread, whose modes these are.
+    The end of a round may interrupt a `with torch.no_grad()` or `torch.autocast` before it is undone. Each round
+    seeds torch's own generators, on devices too, afterwards. Used in one thread, whose modes these are.
     """
 
     def __init__(self) -> None:
-        self._python, self._numpy = random.getstate(), np.random.get_state(legacy=False)
+        self._generators = generators_state()
         self._folder = os.getcwd()
         self._dtype, self._device = torch.get_default_dtype(), torch.get_default_device()
         self._gradients = torch.is_grad_enabled()
@@ -25,8 +25,7 @@ class EntryState:
         self._autocast_cache, self._autocast_depth = torch.is_autocast_cache_enabled(), _autocast_depth()
 
     def put_back(self) -> None:
-        random.setstate(self._python)
-        np.random.set_state(self._numpy)
+        set_generators_state(self._generators)
         with suppress(OSError):  # The folder is gone.
             os.chdir(self._folder)
         torch.set_default_dtype(self._dtype)

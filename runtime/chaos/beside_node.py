@@ -15,9 +15,9 @@ from typing import Any
 
 from everstep.runtime.chaos import cut_off
 from everstep.runtime.chaos.injector import Fault, NotFiredError, NotPossibleError
-from everstep.runtime.chaos.job_pods import SEEN_S, Pod
+from everstep.runtime.chaos.job_pods import SEEN_S, Pod, read_again
 from everstep.runtime.platform.kubernetes import KubeApi, KubeError
-from everstep.runtime.platform.kubernetes.pods import CANNOT_START_REASONS, has_ended
+from everstep.runtime.platform.kubernetes.pods import CANNOT_START_REASONS
 
 LOOK_S = 0.5
 _ACCOUNT = "/var/run/secrets/kubernetes.io"
@@ -132,13 +132,8 @@ class BesideNode:
     async def _state(self, pod: Pod, name: str) -> dict[str, Any] | None:
         """The container's state, empty before it has one; None: that very pod is gone, or has ended. Raises
         KubeError."""
-        try:
-            now = await self._api.get("pods", pod["metadata"]["name"])
-        except KubeError as error:
-            if error.status == HTTPStatus.NOT_FOUND:
-                return None
-            raise
-        if now["metadata"]["uid"] != pod["metadata"]["uid"] or has_ended(now):
+        now = await read_again(self._api, pod)
+        if now is None:
             return None
         statuses = now["status"].get("ephemeralContainerStatuses") or ()
         return next((status["state"] for status in statuses if status["name"] == name), {})

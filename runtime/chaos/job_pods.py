@@ -17,6 +17,17 @@ SEEN_S = 180.0
 Pod = Mapping[str, Any]
 
 
+async def read_again(api: KubeApi, pod: Pod) -> Pod | None:
+    """The pod as it is now; None: that very pod is gone, or has ended. Raises KubeError."""
+    try:
+        now = await api.get("pods", pod["metadata"]["name"])
+    except KubeError as error:
+        if error.status == HTTPStatus.NOT_FOUND:
+            return None
+        raise
+    return None if now["metadata"]["uid"] != pod["metadata"]["uid"] or has_ended(now) else now
+
+
 class JobPods:
     """Of one job, in the API's namespace."""
 
@@ -53,15 +64,10 @@ class JobPods:
 
     async def wait_until_going(self, pod: Pod) -> None:
         """Until that very pod is gone, has ended or is told to go. Raises NotFiredError, KubeError."""
-        name, uid, deadline = pod["metadata"]["name"], pod["metadata"]["uid"], time.time() + SEEN_S
+        deadline = time.time() + SEEN_S
         while time.time() < deadline:
-            try:
-                now = await self._api.get("pods", name)
-            except KubeError as error:
-                if error.status == HTTPStatus.NOT_FOUND:
-                    return
-                raise
-            if now["metadata"]["uid"] != uid or now["metadata"].get("deletionTimestamp") or has_ended(now):
+            now = await read_again(self._api, pod)
+            if now is None or now["metadata"].get("deletionTimestamp"):
                 return
             await asyncio.sleep(0.5)
-        raise NotFiredError(f"{name} is still there")
+        raise NotFiredError(f"{pod['metadata']['name']} is still there")

@@ -1,6 +1,9 @@
 """Jobs of other systems that tests run: made smaller, with stand-ins for what their images have."""
 
-from collections.abc import Mapping
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 JOBS = Path(__file__).with_name("jobs")
@@ -56,6 +59,8 @@ if role == "ps":
     time.sleep(600)
 """
 """The ranks wait for each other, as in a training: a job ends with its chief and workers, however late its ps is."""
+PYTHON = f'exec {sys.executable} "$@"'
+"""Stands for the python of an image."""
 RANKS = {"ai_training_job": 1, "parameter_servers": 4, "tf_job": 4}
 """So many ranks run the script; else 2."""
 
@@ -72,3 +77,27 @@ def smaller(name: str, more: Mapping[str, str] = {}) -> str:
 def ranks_in(logs: str) -> int:
     """How many ranks have run the script."""
     return len({line.partition("ran ")[2] for line in logs.splitlines() if "ran " in line and " rank " in line})
+
+
+def run_converted(folder: Path, programs: Mapping[str, str], scripts: Iterable[str], *more: str) -> str:
+    """Convert `job.yaml` of the folder and run it here; returns its logs.
+
+    `programs`: what stands for those of its image, each a line of a shell; `scripts`: of its image; `more`: flags of
+    the run."""
+    (bin_folder := folder / "bin").mkdir()
+    for program, line in programs.items():
+        (bin_folder / program).write_text(f"#!/bin/sh\n{line}\n")
+        (bin_folder / program).chmod(0o755)
+    for script in scripts:
+        (folder / script).write_text(SCRIPT)
+    everstep = [sys.executable, "-m", "everstep.cli.main"]
+    variables = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": str(folder)}
+    with open(folder / "workflow.yaml", "w") as out:
+        subprocess.run([*everstep, "convert", "job.yaml"], stdout=out, cwd=folder, check=True)
+    command = [*everstep, "workflow", "run", "workflow.yaml", "--name", "converted", *more]
+    ended = subprocess.run(
+        [*command, "-p", f"store={folder / 'store'}"],
+        cwd=folder, env=variables, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return "".join(path.read_text() for path in (folder / "runs").rglob("*.log"))

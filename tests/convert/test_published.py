@@ -2,11 +2,8 @@
 exactly what has no counterpart."""
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from everstep.cli.main import main
 from everstep.convert import Conversion, convert
 from everstep.convert.workflow import pipeline_of, workflow_of
 from everstep.steps.train.script import COMMAND
-from tests.convert.stand_ins import SCRIPT, ranks_in
+from tests.convert.stand_ins import PYTHON, ranks_in, run_converted
 
 PUBLISHED = Path(__file__).with_name("published")
 EACH = sorted(PUBLISHED.glob("*.yaml"))
@@ -277,21 +274,6 @@ def test_it_runs_here_with_a_stand_in_for_its_script(name: str, tmp_path: Path) 
         text = re.sub(pattern, instead, text)
     job = next(iter(yaml.safe_load_all(text)))
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(smaller(job)))
-    (programs := tmp_path / "bin").mkdir()
-    (programs / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    (programs / "python").chmod(0o755)
-    for script in re.findall(r"\w+\.py", text):
-        (tmp_path / script).write_text(SCRIPT)
-    everstep = [sys.executable, "-m", "everstep.cli.main"]
-    variables = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(tmp_path)}
-    with open(tmp_path / "workflow.yaml", "w") as out:
-        subprocess.run([*everstep, "convert", "job.yaml"], stdout=out, cwd=tmp_path, check=True)
-    command = [*everstep, "workflow", "run", "workflow.yaml", "--name", "converted", "--with", str(SECRETS)]
-    ended = subprocess.run(
-        [*command, "-p", f"store={tmp_path / 'store'}"],
-        cwd=tmp_path, env=variables, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr
-    logs = "".join(path.read_text() for path in (tmp_path / "runs").rglob("*.log"))
+    logs = run_converted(tmp_path, {"python": PYTHON}, re.findall(r"\w+\.py", text), "--with", str(SECRETS))
     assert ranks_in(logs) == RANKS[name], logs[-5000:]
     assert FILLED_IN.get(name, "") in logs
