@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from everstep.cli.find_job import find, find_on_cluster, read_started, store_of
+from everstep.cli.find_job import IN_STORE, find, find_on_cluster, read_started, run_end, store_of
 from everstep.errors import BadInput
 from everstep.flags import Flag, add_action
 from everstep.runtime.exit_codes import ExitCode
@@ -79,6 +80,11 @@ def run(flags: Chaos) -> int:
         raise BadInput(f"{flags.job} is on a cluster: give --yes to harm it")
     if flags.node and flags.kind in OF_THE_JOB:
         raise BadInput(f"--node {flags.node}: {flags.kind} happens to the whole job; leave --node out")
+    if IN_STORE.fullmatch(flags.job):
+        raise BadInput(
+            f"{flags.job}: a store does not know where the nodes are that a fault is done to; give RUN[/STEP] with "
+            "the --runs that has its folder, or RUN[/STEP] -n NAMESPACE of a cluster"
+        )
     told: list[int] = []
     try:
         injection = _on_cluster(flags) if flags.namespace else _on_machine(flags)
@@ -123,7 +129,10 @@ async def _on_machine(flags: Chaos) -> "FiredFault":
     job_run = find(flags.runs, flags.job)
     _check(flags, job_run.state)
     run, _, step = flags.job.partition("/")
-    injector = MachineInjector(flags.runs / run, step, Progress(job_run.store, job_run.job), random.Random())
+    if ended_at := run_end(flags.runs / run):
+        raise BadInput(f"{flags.job}: its run ended at {ended_at}; `everstep workflow resume {run}` resumes it")
+    progress = Progress(job_run.store, job_run.job, partial(_tell, flags.kind))
+    injector = MachineInjector(flags.runs / run, step, progress, random.Random())
     return await injector.inject(_fault(flags))
 
 
@@ -144,13 +153,17 @@ async def _on_cluster(flags: Chaos) -> "FiredFault":
     _check(flags, state)
     step = cluster_run.job.removeprefix(f"{cluster_run.workflow['metadata']['uid']}-")
     async with KubeApi(access) as api:
-        progress, chance = Progress(store, cluster_run.job), random.Random()
+        progress, chance = Progress(store, cluster_run.job, partial(_tell, flags.kind)), random.Random()
         injector = (
             ChaosBladeInjector(api, progress, chance)
             if flags.chaosblade
             else ClusterInjector(api, step, progress, chance)
         )
         return await injector.inject(_fault(flags))
+
+
+def _tell(kind: str, text: str) -> None:
+    print(f"{kind} {text}", file=sys.stderr, flush=True)
 
 
 def _check(flags: Chaos, state: "State") -> None:

@@ -110,6 +110,12 @@ def find(runs: Path, name: str) -> FoundJob:
     return FoundJob(job, (folder / "jobs" / f"{job}.token").read_text().strip(), store, state)
 
 
+def run_end(folder: Path) -> str:
+    """When the run of that folder ended, as its workflow says; "": it goes on, or has been killed."""
+    workflow = json.loads((folder / "workflow.json").read_text())
+    return workflow.get("status", {}).get("finishedAt") or ""
+
+
 def locate(folder: Path, name: str) -> tuple[str, str]:
     """(URI of the store, name of the job)."""
     step = name.partition("/")[2]

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -23,6 +24,8 @@ examples:
 
 a trace file has lines HOURS MACHINE[-MACHINE] node|silent|process REPAIR_HOURS, such as: 9.5 32-63 silent 2"""
 HOUR = 3600.0
+SAY_EVERY_S = 2.0
+"""Seconds between two lines about how far a simulation is."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def run(flags: Simulate) -> int:
     outcomes = []
     for policy in policies:
         began = time.process_time()
-        outcomes.append(simulate(flags.nodes, trace, policy, costs_by_policy[policy.name]))
+        outcomes.append(simulate(flags.nodes, trace, policy, costs_by_policy[policy.name], _progress(policy.name)))
         print(f"{policy.name}: simulated in {time.process_time() - began:.1f} s of CPU time", file=sys.stderr)
     if flags.picture:
         title = f"{flags.nodes} nodes, {flags.days:g} days, {len(trace.failures)} failures, seed {flags.seed}"
@@ -87,6 +90,21 @@ def run(flags: Simulate) -> int:
             raise BadInput(f"--picture {flags.picture}: {error.strerror}") from None
     print(json.dumps([facts(outcome) for outcome in outcomes], indent=1) if flags.output == "json" else table(outcomes))
     return 0
+
+
+def _progress(name: str) -> Callable[[float], None]:
+    """Says now and then how much of that policy is simulated, and how long the rest will take."""
+    began = told_at = time.monotonic()
+
+    def tell(share: float) -> None:
+        nonlocal told_at
+        now = time.monotonic()
+        if now >= told_at + SAY_EVERY_S:
+            told_at = now
+            left_s = (now - began) * (1 - share) / share
+            print(f"{name}: {share:.0%} simulated, {left_s:.0f} s left", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def facts(outcome: "Outcome") -> dict[str, object]:
@@ -180,8 +198,13 @@ def _trace(flags: Simulate, machines: int) -> "Trace":
         )  # fmt: skip
         return draw_trace(machines, flags.days * 24 * HOUR, rates, flags.seed)
     try:
-        return parse_trace(flags.trace.read_text().splitlines(), machines, flags.days * 24 * HOUR)
+        trace = parse_trace(flags.trace.read_text().splitlines(), machines, flags.days * 24 * HOUR)
     except OSError as error:
         raise BadInput(f"--trace {flags.trace}: {error.strerror}") from None
     except ValueError as error:
         raise BadInput(f"--trace {flags.trace}: {error}") from None
+    if trace.left_out:
+        failures = f"{trace.left_out} of its {trace.left_out + len(trace.failures)} failures"
+        why = f"after the {flags.days:g} days that are simulated; give more --days"
+        print(f"--trace {flags.trace}: left out {failures}: {why}", file=sys.stderr)
+    return trace

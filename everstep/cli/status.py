@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from everstep.cli.find_job import IN_STORE, find, find_on_cluster, read_started, store_of
+from everstep.cli.find_job import IN_STORE, find, find_on_cluster, read_started, run_end, store_of
 from everstep.errors import BadInput
 from everstep.flags import Flag, add_action
 
@@ -73,9 +73,8 @@ def read(runs: Path, name: str) -> dict[str, Any]:
         _, state = read_started(store, job_name, name, unknown=hint)
         return {"job": job_name, **job_status(state)}
     job = find(runs, name)
-    workflow = json.loads((runs / name.partition("/")[0] / "workflow.json").read_text())
-    finished_at = "" if job.state.ended else workflow.get("status", {}).get("finishedAt") or ""
-    return {"job": job.job, **job_status(job.state), "runEnded": finished_at}
+    ended_at = "" if job.state.ended else run_end(runs / name.partition("/")[0])
+    return {"job": job.job, **job_status(job.state), "runEnded": ended_at}
 
 
 def _stored_job(name: str) -> tuple[str, str] | None:

@@ -76,22 +76,12 @@ class AgentLifecycle:
 
         # The workers, and the memory that keeps what they stage.
         self._outputs = dependencies.make_outputs(resources.folder)
-        self._workers = Workers(
-            settings.command, settings.preload, self._events.put, settings.python, dependencies.on_start,
-            dependencies.note, must_be_gone=must_be_gone(settings, os.environ), first_server=dependencies.fork_server,
-            on_disconnected=self._on_disconnected,
-        )  # fmt: skip
+        self._workers = self._make_workers()
         self._reports = KeeperReports(
             settings.node, client, self._background, lambda: self._link.seat, self._run_in_thread, dependencies
         )
         self.keeper = self._reports.keeper
-        self._link = LinkServer(
-            settings.node, self.keeper, Welcome(settings.job, settings.store), settings.slots, resources.threads,
-            LinkHandlers(
-                self._on_report, self._on_fetched, self._reports.on_unrestored, client.ask_shard,
-                self._reports.evidence.note_replay,
-            ),
-        )  # fmt: skip
+        self._link = self._make_link()
         self._last_state = LastState(
             self._reports, settings, resources.address, self._run_in_thread, self._link.wait_for_stages, self._say
         )
@@ -121,6 +111,24 @@ class AgentLifecycle:
             settings, resources.folder, dependencies, client, self._dialogue, status, self._workers, self._progress,
             self._events, self._background, self._last_state.persist,
         )  # fmt: skip
+
+    def _make_workers(self) -> Workers:
+        settings, dependencies = self._settings, self._dependencies
+        return Workers(
+            settings.command, settings.preload, self._events.put, settings.python, dependencies.on_start,
+            dependencies.note, must_be_gone=must_be_gone(settings, os.environ), first_server=dependencies.fork_server,
+            on_disconnected=self._on_disconnected,
+        )  # fmt: skip
+
+    def _make_link(self) -> LinkServer:
+        """The server of the workers' messages, about what the keeper keeps."""
+        handlers = LinkHandlers(
+            self._on_report, self._on_fetched, self._reports.on_unrestored, self._client.ask_shard,
+            self._reports.evidence.note_replay,
+        )  # fmt: skip
+        settings = self._settings
+        welcome = Welcome(settings.job, settings.store)
+        return LinkServer(settings.node, self.keeper, welcome, settings.slots, self._resources.threads, handlers)
 
     async def open(self) -> None:
         """Listen for workers."""

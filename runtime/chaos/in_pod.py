@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from everstep.runtime.chaos import clock, load, victims
-from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError
+from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.system.oom import own_counter_path
 
 KINDS = (Kind.CRASH, Kind.FORK_SERVER, Kind.SLOW, Kind.CPU, Kind.CLOCK, Kind.MEMORY)
@@ -38,7 +38,7 @@ def find_agent() -> int:
 
 
 async def inject(fault: Fault, agent: int) -> FiredFault:
-    """Do it to the processes of that agent. Raises NotFiredError."""
+    """Do it to the processes of that agent. Raises NotFiredError, NotPossibleError."""
     moment = time.time()
     if fault.kind is Kind.CPU:
         return FiredFault(fault.kind, "", moment, await victims.load_cores(fault))
@@ -78,7 +78,7 @@ def main(words: list[str]) -> int:
     kind, seconds, share = words
     try:
         fault_fired = asyncio.run(inject(Fault(Kind(kind), "", float(seconds), float(share)), find_agent()))
-    except NotFiredError as error:
+    except (NotFiredError, NotPossibleError) as error:
         print(error, file=sys.stderr)
         return 1
     print(json.dumps({"time": fault_fired.time, "evidence": fault_fired.evidence}))

@@ -28,6 +28,10 @@ ARGO_NODE = "workflows.argoproj.io/node-name"
 """Argo's annotation of a step's pod: WORKFLOW.TASK(TRY), or WORKFLOW(TRY) if the step is the workflow's entrypoint. A
 workflow's name may have dots."""
 STEPS = "everstep/step=train"
+RESIZE_BEGAN = "everstep/resize-fault"
+"""Annotation of the ConfigMap with a job's sizes: when a resize began (Unix time) that is not over."""
+RESIZE_S = 2 * SEEN_S
+"""A resize whose command was killed counts as over after this time."""
 CHECK_S = 600.0
 """A check before the training may take this long, with what comes before it."""
 END_SEEN_S = 30.0
@@ -38,6 +42,11 @@ END_FIRST_PROCESS = ("python", "-c", "import os, signal; os.kill(1, signal.SIGTE
 def _grace_s(pod: Pod) -> int:
     """The pod's own: whoever preempts it, or deletes it by kubectl, gives it that."""
     return pod["spec"].get(GRACE, 30)
+
+
+def _wanted(sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The change of a ConfigMap that asks for these sizes."""
+    return {"data": {KEY: format_sizes(sizes)}}
 
 
 class ClusterInjector:
@@ -136,16 +145,31 @@ class ClusterInjector:
         before, bounds = sizes[role], bounds_of(config_map, role)
         if bounds and before >= bounds[1]:
             raise NotPossibleError(f"the job has its {before} {role} nodes already: raise the role's maxReplicas")
+        await self._begin_resize(config_map, moment)
         try:
-            await self._scale(name, {**sizes, role: before + 1})
+            await self._api.patch("configmaps", name, _wanted({**sizes, role: before + 1}))
             await self._progress.wait_for_members(role, before + 1, SEEN_S)
         finally:
-            await self._api.retry(lambda: self._scale(name, sizes))
+            back = {**_wanted(sizes), "metadata": {"annotations": {RESIZE_BEGAN: None}}}
+            await self._api.retry(lambda: self._api.patch("configmaps", name, back))
         await self._progress.wait_for_members(role, before, SEEN_S)
         return FiredFault(fault.kind, "", moment, f"rounds of {before} -> {before + 1} -> {before} nodes")
 
-    async def _scale(self, config_map: str, sizes: Mapping[str, int]) -> None:
-        await self._api.patch("configmaps", config_map, {"data": {KEY: format_sizes(sizes)}})
+    async def _begin_resize(self, config_map: Mapping[str, Any], moment: float) -> None:
+        """Mark the ConfigMap: of two resizes at once, the first that ends would take the other's size for the job's.
+        Raises NotPossibleError: it is marked, or somebody changes it at this moment. KubeError."""
+        metadata = config_map["metadata"]
+        began = float((metadata.get("annotations") or {}).get(RESIZE_BEGAN, 0))
+        if moment < began + RESIZE_S:
+            left = f"try again when that one is over, within {began + RESIZE_S - moment:.0f} s"
+            raise NotPossibleError(f"another resize of it is under way; {left}")
+        mark = {"resourceVersion": metadata["resourceVersion"], "annotations": {RESIZE_BEGAN: f"{moment:.0f}"}}
+        try:
+            await self._api.patch("configmaps", metadata["name"], {"metadata": mark})
+        except KubeError as error:
+            if error.status != HTTPStatus.CONFLICT:
+                raise
+            raise NotPossibleError("somebody else changes its size at this moment; try again") from None
 
     async def _mark_machine(self, fault: Fault) -> FiredFault:
         """The machine takes no new pods; a taint evicts those that are there, otherwise the pod is deleted."""

@@ -186,6 +186,10 @@ class MachineInjector:
 
     async def _freeze(self, fault: Fault) -> FiredFault:
         entry = await self._victim(fault)
+        with victims.alone(fault.kind, entry.uid):
+            return await self._stop_and_continue(fault, entry)
+
+    async def _stop_and_continue(self, fault: Fault, entry: Registration) -> FiredFault:
         processes, moment = victims.agent_and_below(entry.pid), time.time()
         try:
             for process in processes:
@@ -218,7 +222,10 @@ class MachineInjector:
         entry = await self._victim(fault)
         folder, usual = Path(self._progress.store.uri), PROBE_BYTES / slow_disk.BYTES_PER_S
         without = await victims.seconds_to_write(folder, PROBE_BYTES)
-        with slow_disk.slow(folder, entry.uid, lambda: victims.agent_and_below(entry.pid)) as group:
+        with (
+            victims.alone(fault.kind, entry.uid),
+            slow_disk.slow(folder, entry.uid, lambda: victims.agent_and_below(entry.pid)) as group,
+        ):
             moment = time.time()
             seconds = await victims.seconds_to_write(folder, PROBE_BYTES, group)
             if seconds < usual / 2:
@@ -301,6 +308,10 @@ class MachineInjector:
 
     async def _resize(self, fault: Fault) -> FiredFault:
         """One node more for some iterations, then the size that the job had, whatever happened meanwhile."""
+        with victims.alone(fault.kind, self._progress.job):
+            return await self._resize_and_back(fault)
+
+    async def _resize_and_back(self, fault: Fault) -> FiredFault:
         role = role_to_resize(self._progress.state().nodes.roles())
         before, moment = self._progress.size(role), time.time()
         try:

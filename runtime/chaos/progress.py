@@ -17,6 +17,12 @@ from everstep.runtime.store import NoSuchKey, Store, StoreError
 R = TypeVar("R", bound=Record)
 LOOK_S = 0.2
 """Seconds between two looks at the store."""
+TOLD_AFTER_S = 2.0
+"""A wait that is longer than this is told."""
+
+
+def _tell_nobody(text: str) -> None:
+    pass
 
 
 @dataclass
@@ -25,6 +31,8 @@ class Progress:
 
     store: Store
     job: str
+    tell: Callable[[str], None] = _tell_nobody
+    """Gets one line for each long wait: what for, and how long at most."""
     _sizes: dict[str, int] = field(default_factory=dict)
     _newest: int = 0
 
@@ -91,7 +99,7 @@ class Progress:
 
     async def wait(self, ready: Callable[[], object], what: str, seconds: float) -> None:
         """Until `ready` is true. Raises NotFiredError after `seconds`, or when the job has ended before."""
-        await self._wait(ready, what, seconds, lambda: None, f"not within {seconds:.0f} s")
+        await self._wait(ready, what, seconds, None)
 
     async def wait_for_members(self, role: str, nodes: int, seconds: float) -> None:
         """Until the newest round has so many nodes of that role. Raises NotFiredError."""
@@ -102,22 +110,26 @@ class Progress:
 
         Raises NotFiredError when neither has for `seconds`, or when the job has ended before.
         """
-        why = f"not yet, and the training has not got on for {seconds:.0f} s"
-        await self._wait(ready, what, seconds, self._signs_of_life, why)
+        await self._wait(ready, what, seconds, self._signs_of_life)
 
     async def _wait(
-        self, ready: Callable[[], object], what: str, seconds: float, signs: Callable[[], object], why: str
+        self, ready: Callable[[], object], what: str, seconds: float, signs: Callable[[], object] | None
     ) -> None:
-        """The time counts from the last change of the signs."""
-        loop = asyncio.get_running_loop()
-        seen, deadline = signs(), loop.time() + seconds
+        """The time counts from the last change of the signs, if there are any."""
+        loop, is_told = asyncio.get_running_loop(), False
+        began = loop.time()
+        seen, deadline = signs and signs(), began + seconds
         while not ready():
             if self.has_ended():
                 raise NotFiredError(f"the training ended before {what}")
-            if (now := signs()) != seen:
+            if signs and (now := signs()) != seen:
                 seen, deadline = now, loop.time() + seconds
             if loop.time() > deadline:
-                raise NotFiredError(f"{what}: {why}")
+                still = f"yet, and the training has not got on for {seconds:.0f} s"
+                raise NotFiredError(f"{what}: not {still if signs else f'within {seconds:.0f} s'}")
+            if not is_told and loop.time() > began + TOLD_AFTER_S:
+                is_told = True
+                self.tell(f"waits until {what}; gives up after {seconds:.0f} s{' without progress' if signs else ''}")
             await asyncio.sleep(LOOK_S)
 
     def _signs_of_life(self) -> tuple[int, float]:

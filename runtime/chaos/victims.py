@@ -1,7 +1,10 @@
 """Processes of this machine that a fault is done to: found, killed, slowed down; and those that make a load."""
 
 import asyncio
+import errno
+import hashlib
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -11,10 +14,11 @@ from pathlib import Path
 import psutil
 
 from everstep.runtime.chaos import clock, load
-from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError
+from everstep.runtime.chaos.injector import Fault, FiredFault, Kind, NotFiredError, NotPossibleError
 from everstep.runtime.diagnosis.measurement_server import PROCESS_NAME
 from everstep.runtime.system.cpus import cpu_quota, usable_cpus, used_cpu_s
 from everstep.runtime.system.oom import OomCounter, counter_of
+from everstep.runtime.system.processes import start_time
 
 AGENT_SERVER = "everstep.runtime.agent.forkserver"
 """Module of the process that a node's training processes are forked from."""
@@ -23,6 +27,21 @@ _FIRST_KILLED = 1000
 """The oom_score_adj of the process that the kernel kills first."""
 _PERIOD_S = 0.1
 """Of stopping and continuing a slow node."""
+
+
+@contextmanager
+def alone(kind: Kind, whom: str) -> Iterator[None]:
+    """No other fault of that kind is done to `whom` meanwhile, by any process of this machine: the first of two that
+    ends would undo both. Raises NotPossibleError: one is under way."""
+    name = hashlib.sha256(f"{kind} {whom}".encode()).hexdigest()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mark:
+        try:
+            mark.bind(f"\0everstep-chaos-{name}")  # unix(7), abstract: the name ends with this process at the latest.
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            raise NotPossibleError(f"another {kind} of it is under way; try again when that one is over") from None
+        yield
 
 
 def children_of(process: psutil.Process) -> list[psutil.Process]:
@@ -60,6 +79,11 @@ def agent_and_below(pid: int) -> list[psutil.Process]:
         agent = psutil.Process(pid)
         return [agent, *agent.children(recursive=True)]
     return []
+
+
+def process_name(pid: int) -> str:
+    """Tells a process from a later one with its number."""
+    return f"{pid} {start_time(pid)}"
 
 
 def stands_still(process: psutil.Process) -> bool:
@@ -101,7 +125,13 @@ def is_running(process: psutil.Process) -> bool:
 
 
 async def slow_down(workers: list[psutil.Process], fault: Fault) -> str:
-    """Stop them for a share of each period; what was seen of it. Raises psutil.NoSuchProcess: one was gone at once."""
+    """Stop them for a share of each period; what was seen of it. Raises NotPossibleError; psutil.NoSuchProcess: one was
+    gone at once."""
+    with alone(fault.kind, process_name(workers[0].pid)):
+        return await _stop_and_continue(workers, fault)
+
+
+async def _stop_and_continue(workers: list[psutil.Process], fault: Fault) -> str:
     began, times = time.monotonic(), 0
     try:
         while time.monotonic() < began + fault.seconds:
@@ -120,8 +150,9 @@ async def slow_down(workers: list[psutil.Process], fault: Fault) -> str:
 
 
 async def set_clock(pid: int, fault: Fault) -> str:
-    """Let the clock of a node's processes be ahead; what was seen of it. Raises NotFiredError, OSError."""
-    with clock.ahead(lambda: agent_and_below(pid)) as count:
+    """Let the clock of a node's processes be ahead; what was seen of it. Raises NotFiredError, NotPossibleError,
+    OSError."""
+    with alone(fault.kind, process_name(pid)), clock.ahead(lambda: agent_and_below(pid)) as count:
         if not count:
             raise NotFiredError("the node has ended")
         await asyncio.sleep(fault.seconds)

@@ -27,6 +27,7 @@ from everstep.runtime.diagnosis.switchbox import SwitchboxError, SwitchboxSpec, 
 from everstep.runtime.diagnosis.verdicts import Verdict
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.net.tls import Credentials, credentials_of
+from everstep.runtime.platform import POD_VARIABLE
 from everstep.runtime.protocol.handover import NodeStart, decode_start, start_key
 from everstep.runtime.store import NoSuchKey, Store, StoreError, open_store
 from everstep.runtime.system.cpus import usable_cpus
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
             print(
                 f"{me.node} on {me.host}: {text}; waits {flags.hold:g} s for the training", file=sys.stderr, flush=True
             )
-            key = start_key(flags.training, environment["EVERSTEP_POD"])
+            key = start_key(flags.training, environment[POD_VARIABLE])
             token = environment["EVERSTEP_TRAINING_TOKEN"]
             if start := wait_for_start(open_store(environment["EVERSTEP_STORE"]), key, token, flags.hold):
                 become_agent(start, environment)

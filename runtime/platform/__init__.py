@@ -12,6 +12,9 @@ import msgspec
 
 from everstep.runtime.job.spec import Resources
 
+POD_VARIABLE = "EVERSTEP_POD"
+"""Variable with the name of a step's own pod. Unset: nodes are processes of this machine."""
+
 
 class NodeRequest(msgspec.Struct, frozen=True):
     """A node that the master wants. The name is deterministic, so a second create of it does nothing."""

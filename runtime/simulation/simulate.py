@@ -50,10 +50,13 @@ _BEGIN = 1000.0
 """The brain's time at which the trace begins."""
 
 
-def simulate(nodes: int, trace: Trace, policy: Policy, costs: Costs) -> Outcome:
-    """The outcome. The trace must have a machine for each node and spare."""
+def simulate(
+    nodes: int, trace: Trace, policy: Policy, costs: Costs, on_share: Callable[[float], None] = lambda share: None
+) -> Outcome:
+    """The outcome. The trace must have a machine for each node and spare. `on_share` gets the share of the trace that
+    is simulated, each percent."""
     world = _World(nodes, trace, policy, costs)
-    world.run()
+    world.run(on_share)
     return world.outcome
 
 
@@ -104,14 +107,18 @@ class _World:
         state = fold([MasterClaimed(time=self.now, epoch=1, address="m:1")])
         self.brain = Brain(spec_of(nodes, policy), state, self.now)
 
-    def run(self) -> None:
+    def run(self, on_share: Callable[[float], None]) -> None:
         """Until the trace is over or the job has ended."""
         for failure in self.trace.failures:
             self._at(_BEGIN + failure.time, self._fail, failure)
         self._feed(Opened())
         self._at(self.now + self.policy.persist, self._persist)
+        told_at = _BEGIN
         while self._heap and self._heap[0][0] <= self.end and not self.outcome.result:
             self.now, _, call, arguments = heapq.heappop(self._heap)
+            if self.now >= told_at + self.trace.seconds / 100:
+                told_at = self.now
+                on_share((self.now - _BEGIN) / self.trace.seconds)
             call(*arguments)
         self.now = self.end
         self._count_work()

@@ -34,6 +34,8 @@ class Trace:
     failures: tuple[Failure, ...]
     bad: frozenset[int] = frozenset()
     """Machines of the bad batch."""
+    left_out: int = 0
+    """Failures of the file that come after the span."""
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,11 @@ def _bursts(chance: random.Random, machines: int, seconds: float, rates: Rates) 
 def parse_trace(lines: Iterable[str], machines: int, seconds: float) -> Trace:
     """Read `HOURS MACHINES KIND REPAIR_HOURS` lines: `3.1 17 node 4`, `9 32-63 silent 2`, `11.2 5 process 0`.
 
-    Raises ValueError with one line. `#` begins a comment.
+    What comes after these seconds is left out, and counted. Raises ValueError with one line. `#` begins a comment.
     """
     failures = sorted(_parse_lines(lines, machines), key=lambda line: line.time)
-    return Trace(seconds, machines, tuple(failure for failure in failures if failure.time < seconds))
+    within = tuple(failure for failure in failures if failure.time < seconds)
+    return Trace(seconds, machines, within, left_out=len(failures) - len(within))
 
 
 def _parse_lines(lines: Iterable[str], machines: int) -> Iterator[Failure]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep.runtime.net.token import token_reference
+from everstep.runtime.platform import POD_VARIABLE
 
 DIGEST = "everstep/manifest"
 """Annotation: the digest of what was submitted, so that the same submission is known again."""
@@ -25,7 +26,7 @@ INSTANCE = "workflows.argoproj.io/controller-instanceid"
 OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 """The end of the name of an object of Kubernetes (a DNS subdomain)."""
 """Where a step may write without being root."""
-OWN_POD = {"name": "EVERSTEP_POD", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+OWN_POD = {"name": POD_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
 """Variable: by it a train step knows that its nodes are to be pods like its own."""
 POD_GC = {"strategy": "OnWorkflowSuccess", "deleteDelayDuration": "300s"}
 """Pods of a failed run stay for whoever looks into it; those of a good one for as long as their logs are fetched."""

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import os
 import random
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -43,7 +44,7 @@ async def _inject(config: Config) -> "FiredFault":
     from everstep.runtime.store import open_store
 
     chance, kind = random.Random(f"{config.seed} {config.task}"), Kind(config.kind)
-    progress = Progress(open_store(config.store, read_only=True), config.job)
+    progress = Progress(open_store(config.store, read_only=True), config.job, _print_line)
     async with injector_of(config, progress, chance) as injector:
         if why := injector.refusal(kind):
             raise NotPossibleError(why)
@@ -56,6 +57,10 @@ async def _inject(config: Config) -> "FiredFault":
             with suppress(asyncio.CancelledError):
                 await preparing
         return await injector.inject(Fault(kind, config.node, config.seconds, config.share))
+
+
+def _print_line(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 async def _wait_for_moment(config: Config, progress: "Progress", chance: random.Random) -> None:
@@ -79,7 +84,7 @@ async def _wait_for_moment(config: Config, progress: "Progress", chance: random.
 @asynccontextmanager
 async def injector_of(config: Config, progress: "Progress", chance: random.Random) -> AsyncIterator["Injector"]:
     """Of the nodes where this step runs: pods if Argo made its pod, else processes of this machine."""
-    from everstep.steps.train.nodes import POD_VARIABLE
+    from everstep.runtime.platform import POD_VARIABLE
 
     if os.environ.get(POD_VARIABLE):
         from everstep.runtime.chaos.chaosblade import ChaosBladeInjector

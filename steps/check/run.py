@@ -57,7 +57,9 @@ def run(config: Config) -> Result:
 
 async def _check(config: Config, box: "SwitchboxSpec | None", on_round: "Callable[[Round], None]") -> "MachineCheck":
     """The cluster's machines in a pod that Argo made; else processes of this machine."""
-    if pod := os.environ.get("EVERSTEP_POD"):
+    from everstep.runtime.platform import POD_VARIABLE
+
+    if pod := os.environ.get(POD_VARIABLE):
         from everstep.runtime.platform.kubernetes import Access
         from everstep.steps.check.machines import check_machines
 

@@ -16,8 +16,6 @@ from typing import Any
 from everstep.steps.entry import StepError
 
 ATTEMPTS = 3
-POD_VARIABLE = "EVERSTEP_POD"
-"""Name of the step's own pod."""
 EXECUTOR = ("python", "-m", "everstep.steps.preprocess.executor")
 LABELS = {"everstep/step": "preprocess"}
 """Label of the executors' pods, so that the step's own may reach them (templates/chart/files/network.yaml)."""

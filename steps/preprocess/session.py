@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.platform import POD_VARIABLE
 from everstep.steps.entry import StepError, defer_signals
 from everstep.steps.preprocess import gateway, masters
 from everstep.steps.preprocess.java import check_user, find_java
@@ -211,10 +212,10 @@ def own_pod(environment: Mapping[str, str]) -> masters.Pod:
     from everstep.runtime.platform.kubernetes import Access, KubeError, template_of
     from everstep.runtime.platform.kubernetes.api import ACCOUNT
 
-    name = environment.get(masters.POD_VARIABLE, "")
+    name = environment.get(POD_VARIABLE, "")
     if not name:
         raise StepError(
-            f"--spark-master k8s://: this is not one of Everstep's pods ({masters.POD_VARIABLE} is not set); run the "
+            f"--spark-master k8s://: this is not one of Everstep's pods ({POD_VARIABLE} is not set); run the "
             "step on Argo, or choose local[*] or spark://"
         )
 

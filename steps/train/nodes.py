@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.net.token import TOKEN_VARIABLE, shared_token
+from everstep.runtime.platform import POD_VARIABLE
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.protocol.handover import encode_start, start_key
 from everstep.runtime.store import open_store
@@ -38,7 +39,6 @@ UNFIT_EXIT_CODE = 201
 """Exit code of a node that fails its check, if the spec lists none for faulty hardware."""
 FIRST_CHECK_S = 5.0
 """Once no more nodes have come for this long, those present are checked: the others will find a partner."""
-POD_VARIABLE = "EVERSTEP_POD"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """Set for the agents before anything imports numpy or torch: nodes share this machine, and sums keep their order."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.platform import POD_VARIABLE
 from everstep.runtime.store.code import script_name
 from everstep.steps.entry import Result, StepError, Terminated, disk_error_line
 from everstep.steps.model.directory import TINY
@@ -25,7 +26,7 @@ from everstep.steps.progress import write_for_argo
 from everstep.steps.train.config import COMMAND_SCRIPT, Config
 from everstep.steps.train.job import job_of
 from everstep.steps.train.memory import require_memory
-from everstep.steps.train.nodes import POD_VARIABLE, NodeBackend, node_backend, serve_node_checks, stop_on_request
+from everstep.steps.train.nodes import NodeBackend, node_backend, serve_node_checks, stop_on_request
 
 if TYPE_CHECKING:
     from everstep.runtime.job.spec import JobSpec

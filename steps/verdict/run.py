@@ -24,9 +24,9 @@ PAGE = "drill.html"
 
 def run(config: Config) -> Result:
     """Write the page. Raises StepError with exit code 1 if a line does not hold, or no fault fired, after that."""
+    from everstep.runtime.platform import POD_VARIABLE
     from everstep.runtime.report import WorkflowFacts, read_run
     from everstep.runtime.store import open_store
-    from everstep.steps.train.nodes import POD_VARIABLE
 
     store = open_store(config.store)
     run_data = read_run(store, config.run, facts=WorkflowFacts(uid=config.uid))

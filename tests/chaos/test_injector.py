@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from everstep.cli.find_job import locate
 from everstep.cli.main import main
 from everstep.runtime.chaos import (
     Fault,
+    FiredFault,
     Kind,
     NotFiredError,
     NotPossibleError,
@@ -27,7 +28,9 @@ from everstep.runtime.chaos import (
     groups,
     in_pod,
     load,
+    on_machine,
     packet_loss,
+    progress,
     slow_disk,
     store_outage,
     victims,
@@ -228,6 +231,72 @@ def test_a_job_that_could_not_be_resized_is_not_waited_for(tmp_path: Path, monke
     with pytest.raises(NotFiredError, match="no master answers"):
         asyncio.run(resizing.inject(Fault(Kind.RESIZE)))
     assert asked == [3, 2]
+
+
+def test_a_job_is_resized_by_one_fault_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, asked = World(platform({"worker": RoleSpec(2, 1)})), list[int]()
+    world.join_all()
+
+    def make_injector() -> MachineInjector:
+        resizing = injector(tmp_path)
+        monkeypatch.setattr(resizing._progress, "state", lambda: world.state)
+        monkeypatch.setattr(resizing, "_scale", scale)
+        return resizing
+
+    async def scale(role: str, nodes: int) -> None:
+        asked.append(nodes)
+        if len(asked) == 1:
+            with pytest.raises(NotPossibleError, match="another resize of it is under way; try again when that one"):
+                await make_injector().inject(Fault(Kind.RESIZE))
+            raise NotFiredError("no master answers")
+
+    with pytest.raises(NotFiredError, match="no master answers"):
+        asyncio.run(make_injector().inject(Fault(Kind.RESIZE)))
+    assert asked == [3, 2]
+
+
+def is_frozen(process: psutil.Process) -> bool:
+    return process.status() == psutil.STATUS_STOPPED
+
+
+def has_other_clock(process: psutil.Process) -> bool:
+    return clock._read(process.pid) != clock._originals()
+
+
+@pytest.mark.parametrize(("kind", "is_hit"), [(Kind.CLOCK, has_other_clock), (Kind.FREEZE, is_frozen)])
+def test_a_node_meets_each_fault_that_is_undone_one_at_a_time(
+    kind: Kind, is_hit: Callable[[psutil.Process], bool], tmp_path: Path, node: subprocess.Popen[bytes]
+) -> None:
+    if kind is Kind.CLOCK and (why := clock.refusal()):
+        pytest.skip(why)
+    victim = psutil.Process(node.pid)
+
+    async def story() -> FiredFault:
+        first = asyncio.create_task(injector(tmp_path).inject(Fault(kind, "n", seconds=600)))
+        await asyncio.sleep(0)
+        wait_until(lambda: is_hit(victim), "it is hit")
+        with pytest.raises(NotPossibleError, match=f"another {kind} of it is under way; try again when that one"):
+            await injector(tmp_path).inject(Fault(kind, "n", seconds=0.001))
+        assert is_hit(victim)
+        first.cancel()
+        await asyncio.wait([first])
+        return await injector(tmp_path).inject(Fault(kind, "n", seconds=0.001))
+
+    assert asyncio.run(story()).evidence.startswith("1 processes ")
+    assert not is_hit(victim)
+
+
+def test_a_fault_whose_program_was_killed_keeps_no_other_away() -> None:
+    code = "import signal\nfrom everstep.runtime.chaos import Kind, victims\n"
+    code += "with victims.alone(Kind.CLOCK, 'test'): print(flush=True), signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        holder.stdout.readline()
+        with pytest.raises(NotPossibleError, match="another clock"), victims.alone(Kind.CLOCK, "test"):
+            pass
+        holder.kill()
+    with victims.alone(Kind.CLOCK, "test"), victims.alone(Kind.CLOCK, "another"), victims.alone(Kind.SLOW, "test"):
+        pass
 
 
 def test_the_clocks_of_the_others_are_set_right_although_one_process_cannot_be(
@@ -435,19 +504,10 @@ def test_a_run_on_a_cluster_is_not_harmed_without_yes(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_command_that_is_told_to_end_undoes_its_fault(
-    tmp_path: Path, node: subprocess.Popen[bytes], number: signal.Signals
+    started_run: Path, node: subprocess.Popen[bytes], number: signal.Signals
 ) -> None:
-    store = open_store(str(tmp_path / "store"))
-    journal = claim(store, "j", "127.0.0.1:1", time.time())[0]
-    journal.write(
-        journal.draft([NodeRequested(time=time.time(), node="n", role="worker", index=0, launch=0, host="h")])
-    )
-    parameters = [{"name": "store", "value": store.uri}]
-    workflow = {"metadata": {"name": "r", "uid": "u"}, "spec": {"arguments": {"parameters": parameters}}}
-    (tmp_path / "workflow.json").write_text(json.dumps(workflow))
-    (tmp_path / "jobs").mkdir()
-    (tmp_path / "jobs" / "j.token").write_text("t")
-    words = ["chaos", tmp_path.name, "--kind", "freeze", "--node", "n", "--seconds", "600", "--runs", tmp_path.parent]
+    words = ["chaos", started_run.name, "--kind", "freeze", "--node", "n", "--seconds", "600"]
+    words += ["--runs", str(started_run.parent)]
     # A signal that this process ignores, as under nohup, its children would ignore, too.
     words = ["env", f"--default-signal={number.name.removeprefix('SIG')}", sys.executable, "-m", "everstep", *words]
     command = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
@@ -457,6 +517,47 @@ def test_a_command_that_is_told_to_end_undoes_its_fault(
     _, said = command.communicate()
     assert (command.returncode, said) == (128 + number, "freeze: told to end; what it held is released\n")
     assert victim.status() != psutil.STATUS_STOPPED
+
+
+@pytest.fixture
+def started_run(tmp_path: Path) -> Path:
+    """The folder of a run whose job j has begun, and has no node yet."""
+    store = open_store(str(tmp_path / "store"))
+    journal = claim(store, "j", "127.0.0.1:1", time.time())[0]
+    requested = NodeRequested(time=time.time(), node="n", role="worker", index=0, launch=0, host="h")
+    journal.write(journal.draft([requested]))
+    parameters = [{"name": "store", "value": store.uri}]
+    workflow = {"metadata": {"name": "r", "uid": "u"}, "spec": {"arguments": {"parameters": parameters}}}
+    (tmp_path / "workflow.json").write_text(json.dumps(workflow))
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "j.token").write_text("t")
+    return tmp_path
+
+
+def test_a_command_that_waits_for_a_node_says_so(
+    started_run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(on_machine, "SEEN_S", 0.3)
+    monkeypatch.setattr(progress, "TOLD_AFTER_S", 0.1)
+    assert main(["chaos", started_run.name, "--runs", str(started_run.parent)]) == 1
+    what = "any node is alive and trains"
+    assert capsys.readouterr().err.splitlines() == [
+        f"crash waits until {what}; gives up after 0 s", f"crash did not fire: {what}: not within 0 s"
+    ]  # fmt: skip
+
+
+def test_a_run_that_has_ended_meets_no_fault(started_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workflow = json.loads((started_run / "workflow.json").read_text())
+    workflow["status"] = {"phase": "Failed", "finishedAt": "2026-11-28T08:00:00Z"}
+    (started_run / "workflow.json").write_text(json.dumps(workflow))
+    assert main(["chaos", started_run.name, "--runs", str(started_run.parent)]) == 2
+    assert "its run ended at 2026-11-28T08:00:00Z; `everstep workflow resume" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("job", ["runs/store/jobs/u-train", "s3://bucket/prefix/jobs/u-train"])
+def test_a_store_does_not_say_where_the_nodes_are(job: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", job]) == 2
+    assert f"{job}: a store does not know where the nodes are" in capsys.readouterr().err
 
 
 def test_a_step_whose_name_ends_another_steps_name_is_found(tmp_path: Path) -> None:

@@ -141,7 +141,10 @@ def test_a_tainted_machine_keeps_the_taints_that_others_have_given_it_meanwhile(
 
 def sizes(text: str, most: int) -> dict[str, Any]:
     """The ConfigMap of the job j-train's sizes."""
-    metadata = {"name": object_name("j-train"), "uid": "u", "annotations": {BOUNDS: json.dumps({"worker": [1, most]})}}
+    metadata = {
+        "name": object_name("j-train"), "uid": "u", "resourceVersion": "1",
+        "annotations": {BOUNDS: json.dumps({"worker": [1, most]})},
+    }  # fmt: skip
     return {"metadata": metadata, "data": {"replicas": text, "requestedAt": "worker: 7\n"}}
 
 
@@ -153,9 +156,41 @@ def test_a_job_that_gets_no_further_node_is_to_have_as_many_as_before(
     server.configmaps[object_name("j-train")] = before = sizes("ps: 1\nworker: 2\n", most=3)
     with pytest.raises(NotFiredError, match="3 nodes train: not within"):
         inject(tmp_path, Fault(Kind.RESIZE), server)
-    asked = [body["data"] for body in server.bodies]
+    asked = [body["data"] for body in server.bodies if "data" in body]
     assert asked == [{"replicas": "ps: 1\nworker: 3\n"}, {"replicas": "ps: 1\nworker: 2\n"}]
-    assert server.configmaps[object_name("j-train")] == before
+    after = server.configmaps[object_name("j-train")]
+    assert after["data"] == before["data"]
+    assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
+
+
+@pytest.mark.parametrize(("ago_s", "is_refused"), [(10.0, True), (on_cluster.RESIZE_S + 1, False)])
+def test_a_job_is_resized_by_one_fault_at_a_time_also_after_one_that_was_killed(
+    ago_s: float, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_cluster, "SEEN_S", 0.3)
+    server = PodApi()
+    server.configmaps[object_name("j-train")] = marked = sizes("worker: 2\n", most=3)
+    marked["metadata"]["annotations"][on_cluster.RESIZE_BEGAN] = f"{time.time() - ago_s:.0f}"
+    with pytest.raises(NotPossibleError if is_refused else NotFiredError, match=r"another resize|3 nodes train"):
+        inject(tmp_path, Fault(Kind.RESIZE), server)
+    asked = [body["data"]["replicas"] for body in server.bodies if "data" in body]
+    assert asked == ([] if is_refused else ["worker: 3\n", "worker: 2\n"])
+
+
+def test_of_two_resizes_at_the_same_moment_one_is_refused(tmp_path: Path) -> None:
+    class ChangedAtOnce(PodApi):
+        async def _one(self, request: web.Request) -> web.StreamResponse:
+            answer = await super()._one(request)
+            if request.method == "GET":
+                self.configmaps[object_name("j-train")]["metadata"]["resourceVersion"] = "2"
+            return answer
+
+    server = ChangedAtOnce()
+    server.configmaps[object_name("j-train")] = sizes("worker: 2\n", most=3)
+    with pytest.raises(NotPossibleError, match="somebody else changes its size at this moment; try again"):
+        inject(tmp_path, Fault(Kind.RESIZE), server)
+    assert server.configmaps[object_name("j-train")]["data"]["replicas"] == "worker: 2\n"
+    assert not [body for body in server.bodies if "data" in body]
 
 
 def test_a_job_with_all_its_nodes_gets_none_more(tmp_path: Path) -> None:

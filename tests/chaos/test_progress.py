@@ -6,7 +6,7 @@ import json
 import pytest
 
 from everstep.runtime.chaos import NotFiredError
-from everstep.runtime.chaos.progress import Progress
+from everstep.runtime.chaos.progress import TOLD_AFTER_S, Progress
 from tests.master.shell import TroubledStore, in_virtual_time, passes
 
 PATIENCE_S = 100.0
@@ -47,3 +47,22 @@ def test_a_training_that_does_not_get_on_is_not_waited_for() -> None:
         return asyncio.get_running_loop().time() - began
 
     assert in_virtual_time(store, story) == pytest.approx(PATIENCE_S, abs=1.0)
+
+
+def test_what_is_waited_for_is_told_once_if_it_takes_long() -> None:
+    store, told = TroubledStore(), list[str]()
+    progress = Progress(store, "j", told.append)
+
+    async def story() -> None:
+        began = asyncio.get_running_loop().time()
+        await progress.wait(lambda: asyncio.get_running_loop().time() > began + TOLD_AFTER_S / 2, "it is soon", 60)
+        with pytest.raises(NotFiredError, match="a node trains: not within 60 s"):
+            await progress.wait(lambda: False, "a node trains", 60)
+        with pytest.raises(NotFiredError):
+            await progress.wait_while_it_goes_on(lambda: False, "iteration 5", PATIENCE_S)
+
+    in_virtual_time(store, story)
+    assert told == [
+        "waits until a node trains; gives up after 60 s",
+        "waits until iteration 5; gives up after 100 s without progress",
+    ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psutil
 
 from everstep.runtime.job.reasons import Reason
-from everstep.steps.train.nodes import POD_VARIABLE
+from everstep.runtime.platform import POD_VARIABLE
 from tests import minio
 from tests.cluster import images, lifecycle, network, node, plane, processes
 from tests.cluster.costs import Cost, cost

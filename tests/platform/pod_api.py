@@ -198,10 +198,15 @@ class PodApi:
         if request.method == "PATCH":
             if body.get("metadata", {}).get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
                 return _no(409, "the UID in the precondition does not match")
+            version = pod["metadata"].get("resourceVersion")
+            if body.get("metadata", {}).get("resourceVersion", version) != version:
+                return _no(409, "the object has been modified; please apply your changes to the latest version")
             if there is self.pods:
                 self._tell("MODIFIED", _merge_patch(pod, body))
             else:
-                there[name] = _merge_patch(pod, body)
+                self._version += 1
+                change = {**body, "metadata": {**body.get("metadata", {}), "resourceVersion": str(self._version)}}
+                there[name] = _merge_patch(pod, change)
             return web.json_response(there[name])
         if body["preconditions"]["uid"] != pod["metadata"]["uid"]:
             return _no(409, "the UID in the precondition does not match")

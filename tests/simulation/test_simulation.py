@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from everstep.cli import simulate as simulate_command
 from everstep.cli.main import main
 from everstep.runtime.simulation import COSTS, Failure, Policy, Trace, draw_trace, parse_policy, parse_trace, simulate
 from everstep.runtime.simulation.draw import column_shares
@@ -100,6 +101,30 @@ def test_a_trace_is_read_from_a_file() -> None:
         Failure(3.1 * HOUR, (1,), process=True),
         Failure(9 * HOUR, (2, 3), silent=True, repair_s=2 * HOUR),
     )
+
+
+def test_failures_after_the_simulated_time_are_left_out_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trace").write_text("3 1 node 1\n23.9 1 process 0\n24 1 node 1\n1000 2 node 1\n")
+    words = ["simulate", "--nodes", "8", "--days", "1", "--policies", "a:", "-o", "json", "--trace"]
+    assert main([*words, str(tmp_path / "trace")]) == 0
+    output, said = capsys.readouterr()
+    assert json.loads(output)[0]["failures"] == 2
+    assert "left out 2 of its 4 failures: after the 1 days that are simulated; give more --days" in said
+
+
+def test_a_simulation_tells_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shares = list[float]()
+    simulate(8, trace(hours=1000.0), Policy("p"), COST, shares.append)
+    assert len(shares) > 90
+    assert shares == sorted(shares)
+    assert 0 < shares[0] < shares[-1] <= 1
+    monkeypatch.setattr(simulate_command, "SAY_EVERY_S", 0.0)
+    assert main(["simulate", "--nodes", "8", "--days", "30", "--policies", "mine:"]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("mine: 1% simulated, ")
+    assert said[-1].startswith("mine: simulated in ")
 
 
 @pytest.mark.parametrize(

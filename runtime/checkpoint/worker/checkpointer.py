@@ -124,11 +124,15 @@ class Checkpointer:
         self._interval = StagingInterval(0.0)
         self._persisted = False
         """Was the last save to be persisted?"""
-        if link is not None:
+        self._announce_first(tree)
+
+    def _announce_first(self, tree: FlatState) -> None:
+        """Tell whoever keeps the state of it; if nobody does, note how much memory it would need."""
+        if self._link is not None:
             self._announce(tree, _encode_values(0, tree))
-        elif alone is not None and self._sharded:
-            alone.join(rank, world_size())
-        elif alone is None and not self._sharded:
+        elif self._alone is not None and self._sharded:
+            self._alone.join(self._rank, world_size())
+        elif self._alone is None and not self._sharded:
             with suppress(StateError):  # Nothing is staged here.
                 self.slot_bytes = _plan(tree, _encode_values(0, tree)).size
 

@@ -10,6 +10,7 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 
+from everstep.runtime.platform import POD_VARIABLE
 from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError
 from everstep.runtime.platform.kubernetes.pods import Owner
 
@@ -26,7 +27,7 @@ def owner_of(pod: Mapping[str, Any]) -> Owner:
     for reference in metadata.get("ownerReferences") or ():
         if reference["kind"] == "Workflow":
             return Owner(reference["name"], reference["uid"])
-    raise KubeError(f"pod {metadata['name']}: no Workflow owns it; run the step by Argo, or unset EVERSTEP_POD", 400)
+    raise KubeError(f"pod {metadata['name']}: no Workflow owns it; run the step by Argo, or unset {POD_VARIABLE}", 400)
 
 
 async def is_over_for_good(api: KubeApi, owner: Owner, now: float) -> bool:

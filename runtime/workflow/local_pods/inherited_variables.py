@@ -11,6 +11,8 @@ from fnmatch import translate
 from functools import cache
 from typing import NamedTuple
 
+from everstep.runtime.net.token import TOKEN_VARIABLE
+from everstep.runtime.platform import POD_VARIABLE
 from everstep.runtime.store.s3_settings import ACCESS_KEY, CA_FILES, ENDPOINTS, REGIONS, SECRET_KEY, TOKEN
 
 
@@ -41,10 +43,10 @@ INHERITED_GROUPS = (
                "ALL_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
               "proxies and trusted certificates"),
     VariableGroup(("EVERSTEP_*",),
-              "Everstep's own settings (not EVERSTEP_POD and EVERSTEP_JOB_TOKEN: those of a launcher that "
+              f"Everstep's own settings (not {POD_VARIABLE} and {TOKEN_VARIABLE}: those of a launcher that "
               "runs in a pod are about that pod)"),
 )  # fmt: skip
-NEVER_INHERITED = ("EVERSTEP_POD", "EVERSTEP_JOB_TOKEN")
+NEVER_INHERITED = (POD_VARIABLE, TOKEN_VARIABLE)
 STORE_VARIABLES = VariableGroup(
     tuple(dict.fromkeys((*ENDPOINTS, ACCESS_KEY, SECRET_KEY, TOKEN, *REGIONS, *CA_FILES))),
     "the store and its keys, only for Everstep's own steps (containers with the command `python -m "
