@@ -19,6 +19,8 @@ KEPT_CERTIFIED = 256
 """Certified states that a job's state remembers."""
 KEPT_EVIDENCE = 4
 """States that are not compared yet of which evidence is kept."""
+NO_REPLICA = "nothing speaks against it; it has no replica"
+"""Detail of a state that is certified though nothing was compared."""
 MAJORITY_OF = 3
 """Replicas that it takes to tell which one is wrong."""
 
@@ -59,7 +61,7 @@ def judge(evidence: Iterable[Evidence]) -> Verdict:
     differing = [same for same in replicas.values() if len({piece.digest for piece in same}) > 1]
     if not differing:
         most = max(map(len, replicas.values()))
-        return Verdict(True, f"{most} replicas agree" if most > 1 else "nothing speaks against it; it has no replica")
+        return Verdict(True, f"{most} replicas agree" if most > 1 else NO_REPLICA)
     wrong = dict.fromkeys(node for same in differing for node in _outvoted_nodes(same))
     everybody = ", ".join(dict.fromkeys(piece.node for same in differing for piece in same))
     if wrong:

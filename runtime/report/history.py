@@ -22,7 +22,10 @@ from everstep.runtime.report.round_seconds import pace
 from everstep.runtime.report.telemetry import Point, read_telemetry
 from everstep.runtime.watch.host_use import HostUse
 
-HistoryRecord = job.MasterClaimed | job.HangExplained | job.SlowSeen | job.ShardPersisted | NodeRecord
+HistoryRecord = (
+    job.MasterClaimed | job.HangExplained | job.SlowSeen | job.ShardPersisted | job.StateCertified | job.StateRejected
+    | NodeRecord
+)  # fmt: skip
 """The records that a history is made from."""
 _NEEDED = (
     job.MasterClaimed,
@@ -115,6 +118,13 @@ class Commit(NamedTuple):
     iteration: int
 
 
+class Judgement(NamedTuple):
+    """What a comparison of a state's replicas gave."""
+
+    is_sound: bool
+    detail: str
+
+
 @dataclass(frozen=True)
 class History:
     """Everything that the report says about one job."""
@@ -141,6 +151,8 @@ class History:
     """The time of the newest record."""
     stored_bytes: Mapping[tuple[int, int], int] = field(default_factory=dict)
     """By round and iteration: the size of its checkpoint in the store."""
+    judgements: Mapping[tuple[int, int], Judgement] = field(default_factory=dict)
+    """By round and iteration, of the states that were compared (certify_interval)."""
     states_restored: tuple[StateRestored, ...] = ()
     """What each round started from, as its ranks say; rounds without a word of them are left out."""
     slow: tuple[tuple[float, str], ...] = ()
@@ -175,7 +187,7 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
     needed_records: list[job.Record] = []
     rounds_formed: list[_FormedRound] = []
     collector, newest, stored_bytes = LifeCollector(), 0.0, dict[tuple[int, int], int]()
-    is_launched = False
+    is_launched, judgements = False, dict[tuple[int, int], Judgement]()
     for record in records:
         collector.add(record)
         newest = record.time
@@ -185,6 +197,9 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
             stored_bytes[place] = stored_bytes.get(place, 0) + record.holding.size
         elif isinstance(record, job.Committed):
             commits.append(Commit(record.time, record.round, record.iteration))
+        elif isinstance(record, job.StateCertified | job.StateRejected):
+            is_sound = isinstance(record, job.StateCertified)
+            judgements[record.round, record.iteration] = Judgement(is_sound, sys.intern(record.detail))
         elif isinstance(record, job.SlowSeen):
             slow.append((record.time, record.detail))
         elif isinstance(record, job.RoundFormed):
@@ -212,6 +227,7 @@ def history(records: Iterable[job.Record], telemetry: Iterable[Mapping[str, Any]
         error=end_record.error if end_record else "",
         newest=newest,
         stored_bytes=stored_bytes,
+        judgements=judgements,
         states_restored=figures.states_restored,
         slow=tuple(slow),
         lives=collector.lives(),

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from everstep.runtime.job.certification import NO_REPLICA
 from everstep.runtime.report import charts, flow
 from everstep.runtime.report.activity import Activity
 from everstep.runtime.report.charts import Chart
@@ -50,6 +51,8 @@ class CheckpointView:
     """How long rank 0 waited for it; None: unknown."""
     interval: str
     """How often, and why."""
+    judgement: str = ""
+    """What the comparison of its replicas gave; "": none is known."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class JobView:
     overlap: float | None
     """Share of the copying that ran beside training; None: unknown."""
     missing: tuple[str, ...]
+    comparisons: str = ""
+    """What the comparisons of replicas gave, as sentences; "": there were none."""
 
     @property
     def saves_itself(self) -> bool:
@@ -121,7 +126,7 @@ def view(
         name, history, span, tuple(charts_drawn), timeline(history, span) if span and draws else None,
         tuple(_faults(history, span, logs, stacks)), tuple(_checkpoints(history)), len(stalls),
         median(stalls) if stalls else 0.0, sum(point.staged_bytes for point in history.points), _overlap(history),
-        tuple(missing),
+        tuple(missing), _comparisons(history),
     )  # fmt: skip
 
 
@@ -163,9 +168,28 @@ def _checkpoints(history: History) -> list[CheckpointView]:
                 size=history.stored_bytes.get(place, 0),
                 stall_s=save.stall_s if save else None,
                 interval=interval if place in stored else "",
+                judgement=_judgement(history, place),
             )
         )
     return views
+
+
+def _judgement(history: History, place: tuple[int, int]) -> str:
+    judgement = history.judgements.get(place)
+    return f"{'certified' if judgement.is_sound else 'rejected'}: {judgement.detail}" if judgement else ""
+
+
+def _comparisons(history: History) -> str:
+    """How many states were compared, and what that gave, as sentences; "": none was."""
+    judgements = history.judgements.values()
+    if not judgements:
+        return ""
+    rejected_count = sum(not judgement.is_sound for judgement in judgements)
+    alone_count = sum(judgement.detail == NO_REPLICA for judgement in judgements)
+    text = f"Of {len(judgements)} states, {len(judgements) - rejected_count} are certified, {rejected_count} rejected."
+    if alone_count:
+        text += f" {alone_count} of those certified had no replica to compare: a flipped bit in them does not show."
+    return text
 
 
 def window(name: str, history: History, steps: list[flow.Step], now: float) -> tuple[float, float]:

@@ -54,7 +54,7 @@ def simulate(
     nodes: int, trace: Trace, policy: Policy, costs: Costs, on_share: Callable[[float], None] = lambda share: None
 ) -> Outcome:
     """The outcome. The trace must have a machine for each node and spare. `on_share` gets the share of the trace that
-    is simulated, each percent."""
+    is simulated, at each event."""
     world = _World(nodes, trace, policy, costs)
     world.run(on_share)
     return world.outcome
@@ -113,11 +113,9 @@ class _World:
             self._at(_BEGIN + failure.time, self._fail, failure)
         self._feed(Opened())
         self._at(self.now + self.policy.persist, self._persist)
-        told_at = _BEGIN
         while self._heap and self._heap[0][0] <= self.end and not self.outcome.result:
             self.now, _, call, arguments = heapq.heappop(self._heap)
-            if self.now >= told_at + self.trace.seconds / 100:
-                told_at = self.now
+            if self.now > _BEGIN:
                 on_share((self.now - _BEGIN) / self.trace.seconds)
             call(*arguments)
         self.now = self.end

@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.job import records as job
+from everstep.runtime.job.certification import NO_REPLICA
 from everstep.runtime.protocol.holdings import Tier
+from everstep.runtime.report import Run, render
 from everstep.runtime.report.history import history
 from everstep.runtime.report.job_view import CheckpointView, view
 from everstep.runtime.report.restores import Restores
@@ -41,6 +43,26 @@ def test_a_checkpoint_whose_save_nobody_reported_is_not_said_to_be_in_memory() -
     *_, restored_later = checkpoints([restored(3, 0, "store", iteration=7)])
     assert (restored_later.iteration, restored_later.in_memory, restored_later.in_store) == (7, None, None)
     assert str(restored_later.restores[0]) == "round 3 from store"
+
+
+def test_the_report_says_of_each_checkpoint_whether_its_replicas_agreed() -> None:
+    records = [
+        round_formed(1, 1),
+        job.StateCertified(time=2, round=1, iteration=4, detail="2 replicas agree"),
+        job.Committed(time=2.5, round=1, iteration=4, key="k"),
+        job.Committed(time=2.6, round=1, iteration=6, key="k"),
+        job.StateRejected(time=3, round=1, iteration=8, detail="worker-1-0 differs", nodes=("worker-1-0",)),
+        job.Committed(time=3.5, round=1, iteration=8, key="k"),
+        job.StateCertified(time=4, round=2, iteration=8, detail=NO_REPLICA),
+    ]
+    seen = view("train", history(records, [at(9, 2, 9)]), [], 20.0)
+    judged = [(one.iteration, one.judgement) for one in seen.checkpoints]
+    assert judged == [(4, "certified: 2 replicas agree"), (6, ""), (8, "rejected: worker-1-0 differs")]
+    alone = "1 of those certified had no replica to compare: a flipped bit in them does not show."
+    assert seen.comparisons == f"Of 3 states, 2 are certified, 1 rejected. {alone}"
+    page = render(Run("r", jobs={"train": history(records, [])}), 20.0)
+    assert seen.comparisons in page
+    assert [page.count(f"<td>{text}</td>") for text in ("rejected: worker-1-0 differs", "not compared")] == [1, 1]
 
 
 @pytest.mark.parametrize(
