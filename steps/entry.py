@@ -203,7 +203,7 @@ def main(
         if message is None:
             raise
         print(f"{step}: {message}", file=sys.stderr)
-        sys.exit(ExitCode.BAD_INPUT)
+        sys.exit(disk_error_code(error))
     print(result.summary, file=sys.stderr)
     sys.exit(0)
 
@@ -245,6 +245,13 @@ def disk_error_line(error: OSError, store: str) -> str | None:
     if error.errno in (errno.EACCES, errno.EROFS, errno.ENOTDIR):
         return f"{place}: {error.strerror}; choose a --store and --outputs that can be written"
     return None
+
+
+def disk_error_code(error: OSError) -> ExitCode:
+    """The step's exit code for it: only a store that does not answer at the moment may do so at another try."""
+    from everstep.runtime.store import Unavailable
+
+    return ExitCode.TRY_AGAIN if isinstance(error, Unavailable) else ExitCode.BAD_INPUT
 
 
 def _help(command: str, config_type: type[Any]) -> str:

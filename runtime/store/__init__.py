@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from everstep.runtime.store.cache import Cache, download
 from everstep.runtime.store.directory import DirectoryStore
 from everstep.runtime.store.pace import Pace
-from everstep.runtime.store.protocol import Entry, NoSuchKey, Store, StoreError, TooLarge, TooShort
+from everstep.runtime.store.protocol import Entry, NoSuchKey, Store, StoreError, TooLarge, TooShort, Unavailable
 
 if TYPE_CHECKING:
     from everstep.runtime.store.s3 import S3Objects
@@ -26,6 +26,7 @@ __all__ = [
     "StoreError",
     "TooLarge",
     "TooShort",
+    "Unavailable",
     "absolute_uri",
     "download",
     "fetch_folder",

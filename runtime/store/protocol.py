@@ -12,6 +12,10 @@ class StoreError(OSError):
     """The store cannot do what was requested. The text is one line with the cause and the remedy."""
 
 
+class Unavailable(StoreError):  # noqa: N818 (a name that reads well in `except`)
+    """The store does not answer at the moment, or has too much to do: another try may help."""
+
+
 class TooLarge(StoreError):  # noqa: N818 (a name that reads well in `except`)
     """The data exceeds the space that it may take on this machine."""
 

@@ -24,7 +24,7 @@ from minio.error import MinioException, S3Error
 from urllib3 import PoolManager, Retry, Timeout
 from urllib3.exceptions import HTTPError
 
-from everstep.runtime.store.protocol import Entry, NoSuchKey, StoreError
+from everstep.runtime.store.protocol import Entry, NoSuchKey, StoreError, Unavailable
 from everstep.runtime.store.s3_settings import Settings
 from everstep.runtime.system.backoff import backoff
 
@@ -198,7 +198,7 @@ class Requests:
                 self._raise_distrusted(cause)
             self._raise_unreachable(error)
         except MinioException as error:
-            raise StoreError(f"{self._settings.uri}: {self._settings.endpoint} cannot list it: {error}") from None
+            raise Unavailable(f"{self._settings.uri}: {self._settings.endpoint} cannot list it: {error}") from None
 
     def _address(self, method: str, key: str, query: Mapping[str, str]) -> str:
         parameters: dict[str, str | list[str] | tuple[str]] = dict(query)
@@ -282,13 +282,14 @@ class Requests:
             raise StoreError(f"{uri}: {endpoint} refuses to {method} with these credentials ({why}); {mend}")
         if code in _FULL_CODES or status == 507:
             raise StoreError(f"{uri}: {endpoint} is full ({why}); free some space or choose another --store")
-        raise StoreError(f"{uri}: {method} {key}: {endpoint} answers {status} ({why})")
+        error_type = Unavailable if status in RETRIED_STATUSES or code in RETRIED_CODES else StoreError
+        raise error_type(f"{uri}: {method} {key}: {endpoint} answers {status} ({why})")
 
     def _raise_unreachable(self, error: Exception) -> NoReturn:
         why = str(getattr(error, "reason", error)) or type(error).__name__
         if isinstance(error, socket.gaierror):
             why = "no such host"
-        raise StoreError(
+        raise Unavailable(
             f"{self._settings.uri}: {self._settings.endpoint} cannot be reached ({why}); is it running, and is "
             "MINIO_ENDPOINT or AWS_ENDPOINT_URL right?"
         ) from error

@@ -13,7 +13,7 @@ from everstep.runtime.data.errors import DatasetError
 from everstep.runtime.data.results import in_words
 from everstep.runtime.store import StoreError
 from everstep.runtime.store.code import script_name
-from everstep.steps.entry import Result, StepError, artifact
+from everstep.steps.entry import Result, StepError, artifact, disk_error_code
 from everstep.steps.evaluate.checkpoint import CannotMeasureError, NotALlamaError, read, read_manifest
 from everstep.steps.evaluate.config import Config
 from everstep.steps.evaluate.script import run_script
@@ -68,7 +68,7 @@ def _measure(config: Config) -> Result:
     except DatasetError as error:
         raise StepError(f"--validation {error}") from None
     except StoreError as error:
-        raise StepError(f"--validation {error}") from None
+        raise StepError(f"--validation {error}", disk_error_code(error)) from None
     key = f"models/{_digest(config, data)}"
     metrics = data_folder.find_manifest(config.store, key, MANIFEST)
     if metrics is None:

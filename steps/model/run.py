@@ -7,7 +7,7 @@ from typing import Any
 
 from everstep.runtime.data import data_folder
 from everstep.runtime.store import NoSuchKey, Store, StoreError, download, is_s3_uri
-from everstep.steps.entry import Result, StepError
+from everstep.steps.entry import Result, StepError, disk_error_code
 from everstep.steps.model import directory, smollm2
 from everstep.steps.model.config import Config
 from everstep.steps.model.directory import MANIFEST, TINY
@@ -58,8 +58,10 @@ def _fetch_model(config: Config) -> tuple[str, dict[str, Any]]:
                 print(f"{entry.key}: {entry.size / 1e6:.0f} MB", file=sys.stderr)
                 try:
                     download(source, entry.key, entry.size, draft.folder / entry.key)
-                except (NoSuchKey, StoreError) as error:
+                except NoSuchKey as error:
                     raise StepError(f"--model {config.model}: {error}") from None
+                except StoreError as error:
+                    raise StepError(f"--model {config.model}: {error}", disk_error_code(error)) from None
             facts = {"version": 1, "source": source.uri}
             draft.commit(facts)
     return data_folder.data_uri(config.store, key), facts

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from everstep.flags import Flag
 from everstep.runtime.store import NoSuchKey, StoreError, is_s3_uri, open_store
-from everstep.steps.entry import StepError, require_count
+from everstep.steps.entry import StepError, disk_error_code, require_count
 from everstep.steps.model.tokenizer import TRAINED_SIZE, find_tokenizer
 from everstep.steps.preprocess.masters import Kind, kind_of
 from everstep.steps.preprocess.tokenizer_files import TokenizerType, gpt2_files, require_table
@@ -114,7 +114,7 @@ class Config:
                     "or give --output-prefix to tokenize files as they are"
                 ) from None
             except StoreError as error:
-                raise StepError(f"--input {error}") from None
+                raise StepError(f"--input {error}", disk_error_code(error)) from None
         self._check_tokenizer()
         self._check_values()
         self._check_master()

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from everstep.runtime.store import NoSuchKey, StoreError, open_store
 from everstep.runtime.system import atomic
-from everstep.steps.entry import StepError
+from everstep.steps.entry import StepError, disk_error_code
 
 S3 = "s3://"
 
@@ -82,7 +82,7 @@ class _Objects:
         try:
             self._store = open_store(uri)
         except StoreError as error:
-            raise StepError(f"--output-prefix {error}") from None
+            raise StepError(f"--output-prefix {error}", disk_error_code(error)) from None
 
     def workspace(self, name: str) -> Path:
         return Path(tempfile.gettempdir()) / f"everstep-{name}"

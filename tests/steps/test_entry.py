@@ -11,6 +11,7 @@ import pytest
 STEP = '''
 import sys, time
 from dataclasses import dataclass
+from everstep.runtime.store import StoreError, Unavailable
 from everstep.steps.entry import Result, StepError, main
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ def work(config: Config) -> Result:
     if config.how == "long":
         print("working", file=sys.stderr, flush=True)
         time.sleep(60)
+    if config.how == "busy":
+        raise Unavailable("s3://b: answers 503")
+    if config.how == "refused":
+        raise StoreError("s3://b: refuses to GET")
     if config.how == "full":
         raise OSError(28, "No space left on device", "store/x")
     return Result("done well", outputs={"uri": "a/b"}, facts={"n": 1})
@@ -57,7 +62,14 @@ def test_outputs_are_files_and_the_summary_lies_in_the_store(step: list[str], tm
 
 
 @pytest.mark.parametrize(
-    ("how", "code", "part"), [("badly", 2, "say well"), ("later", 3, "no quorum"), ("full", 2, "no space")]
+    ("how", "code", "part"),
+    [
+        ("badly", 2, "say well"),
+        ("later", 3, "no quorum"),
+        ("full", 2, "no space"),
+        ("busy", 75, "answers 503"),
+        ("refused", 2, "refuses to GET"),
+    ],
 )
 def test_an_error_is_one_line_and_its_exit_code(
     step: list[str], how: str, code: int, part: str, tmp_path: Path

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from everstep.runtime.store import NoSuchKey, Store, StoreError, open_store
+from everstep.runtime.store import NoSuchKey, Store, StoreError, Unavailable, open_store
 from tests import seaweedfs
 from tests.minio import MinIO
 from tests.store.wire import Trouble, Wire, once, through
@@ -82,6 +82,21 @@ def test_a_full_store_is_told_and_the_object_is_not_there(store: Store, wire: Wi
         with pytest.raises(StoreError, match=r"is full .*free some space or choose another --store"):
             write()
     assert list(store.list("")) == []
+
+
+@pytest.mark.parametrize("trouble", [Trouble.BUSY, Trouble.BROKEN, Trouble.RESET])
+def test_a_store_that_does_not_answer_at_the_moment_is_told_from_one_that_refuses(
+    trouble: Trouble, store: Store, wire: Wire
+) -> None:
+    wire.plan = lambda *_: trouble
+    for ask in (lambda: store.create("claim", b"x"), lambda: store.get("a"), lambda: list(store.list(""))):
+        with pytest.raises(Unavailable):
+            ask()
+    wire.plan = lambda *_: Trouble.FULL
+    with pytest.raises(StoreError) as refused:
+        store.create("claim", b"x")
+    assert not isinstance(refused.value, Unavailable)
+    assert wire.suffered[trouble] > 3
 
 
 def test_an_upload_that_fails_for_good_leaves_neither_object_nor_parts(store: Store, wire: Wire) -> None:
