@@ -122,12 +122,12 @@ def _take_group(group: _Group, left: dict[str, str]) -> dict[str, str]:
     names = [name for name in left if name.startswith(group.flags)] if group.flags else [*group.names]
     given = {name.removeprefix(group.flags): left.pop(name) for name in names if _is_known(left.get(name, "$"))}
     values = {**group.defaults, **given}
-    return group.switch | {
-        f"{group.variables}{group.names.get(name) or name.upper()}": (
-            group.spelling(value) if value.lower() in (_ON, _OFF) else value.lower() if name in _SMALL else value
-        )
+    spelled = {
+        name: group.spelling(value) if value.lower() in (_ON, _OFF) else value.lower() if name in _SMALL else value
         for name, value in values.items()
     }
+    named = {f"{group.variables}{group.names.get(name) or name.upper()}": value for name, value in spelled.items()}
+    return {**group.switch, **named}
 
 
 def _is_known(value: str) -> bool:
