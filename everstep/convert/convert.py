@@ -11,7 +11,7 @@ from typing import Any
 from everstep.convert.field_reader import ConvertError, Fields, path_text
 from everstep.convert.gang import CREATE, Group, read_group, take_gang, what_becomes_of
 from everstep.convert.kinds import KINDS
-from everstep.convert.launcher import CONF, SLOTS, Launch, parse_launch, starter_in, step_arguments
+from everstep.convert.launcher import CONF, Launch, Place, parse_launch, starter_in, step_arguments
 from everstep.convert.names import read_name, with_role_names
 from everstep.convert.nearest import nearest
 from everstep.convert.pods import gpus_of, take_all
@@ -66,6 +66,8 @@ class Conversion:
     """That of rank 0's role. The step runs in its image; each role's whole pod is in the arguments' job spec."""
     metadata: dict[str, dict[str, str]]
     """The job's own labels and annotations."""
+    run: dict[str, Any]
+    """Fields of the Workflow's spec for the whole run."""
     claims: tuple[dict[str, Any], ...]
     """Templates of the claims that the workflow makes."""
     notes: tuple[str, ...]
@@ -121,7 +123,7 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     for other_image in dict.fromkeys(role.pod.image for role in job.roles if role.pod.image != pod.image):
         more.append(f"{file}: image {other_image}: it must have Everstep installed, too")
     return Conversion(
-        name, arguments, replace(pod, image=image or pod.image), job.metadata, job.claims,
+        name, arguments, replace(pod, image=image or pod.image), job.metadata, job.run, job.claims,
         tuple(as_text(note) for note in (*unmatched_fields, *more)),
     )  # fmt: skip
 
@@ -260,10 +262,8 @@ def _launch_of(role: Role, of_job: Mapping[str, str]) -> Launch | None:
     variables = dict(of_job) | {str(entry.get("name")): str(entry["value"]) for entry in literals}
     variables |= {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
     variables |= dict.fromkeys(("NUM_TRAINERS", "PET_NPROC_PER_NODE", "PET_N_PROC_PER_NODE"), str(role.slots))
-    launch = parse_launch(role.pod.command, variables, str(container.get("workingDir") or ""))
-    if launch and launch.flags.get(SLOTS) in ("auto", "gpu") and (devices := gpus_of(container)):
-        return replace(launch, flags={**launch.flags, SLOTS: str(devices)})
-    return launch
+    place = Place(role.nodes, gpus_of(container), str(container.get("workingDir") or ""))
+    return parse_launch(role.pod.command, variables, place)
 
 
 def _as_its_shell_sets(role: Role, launch: Launch) -> Role:

@@ -1,4 +1,4 @@
-"""From a container's command to a training script: what torchrun, dlrover-run and `python` lines start.
+"""From a container's command to a training script: what launchers (`everstep.convert.launchers`) and `python` start.
 
 The train step's agent takes the launcher's place, so the launcher's flags become the step's arguments.
 """
@@ -6,10 +6,13 @@ The train step's agent takes the launcher's place, so the launcher's flags becom
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from everstep.convert.field_reader import number_in
+from everstep.convert.launchers import DIALECTS
+from everstep.convert.launchers.dialect import DEVICES, MODULE, NO_PYTHON, SLOTS, Dialect
+from everstep.convert.launchers.torchrun import CHECKS
 from everstep.convert.shell import (
     ShellStart,
     fill_in,
@@ -28,23 +31,18 @@ from everstep.convert.shell import (
     split_words,
 )
 
-_LAUNCHERS = ("torchrun", "dlrover-run")
-_PASSES_RANK = "torch.distributed.launch"
-"""The launcher that tells a script its local rank by a flag, unless it has --use-env."""
-_MODULES = ("torch.distributed.run", _PASSES_RANK, "dlrover.trainer.torch.elastic_run")
-_STARTERS = (*_LAUNCHERS, "accelerate launch", "deepspeed", "horovodrun", "mpirun", "mpiexec")
+_STARTERS = (
+    *(" ".join(words) for dialect in DIALECTS for words in dialect.commands),
+    "horovodrun",
+    "mpirun",
+    "mpiexec",
+)
+_MODULES = tuple(module for dialect in DIALECTS for module in dialect.modules)
 _STARTER = re.compile(
     r"(?:(?:^|[;&|(\n]|\s-\w*c\s|(?<![\w-])(?:exec|env|nohup|time|then|else|do|run)\s)\s*(?:\w+=\S*\s+)*(?:\S*/)?"
     rf"({'|'.join(map(re.escape, _STARTERS))})|\s-m\s+({'|'.join(map(re.escape, _MODULES))}))(?=[ \t\\])"
 )
 """At the beginning of a command of a shell's text, or of a program's words."""
-_CHECKS = ("network_check", "exclude_straggler", "switchbox_check")
-_MODULE = ("m", "module")
-_NO_PYTHON = "no_python"
-_USE_ENV = "use_env"
-_SWITCHES = (*_CHECKS, *_MODULE, _NO_PYTHON, _USE_ENV, "standalone")
-"""Flags without a value."""
-SLOTS = "nproc_per_node"
 _COUNTS = {
     SLOTS: "workers_per_node", "max_restarts": "max_restarts", "min_bandwidth": "min_bandwidth",
     "min_channels": "min_channels",
@@ -71,7 +69,7 @@ class Launch:
     start: ShellStart = field(default_factory=ShellStart)
     """What the shell does first, and the variables that it sets for the command alone."""
     has_launcher: bool = False
-    """torchrun or dlrover-run starts it, not Python."""
+    """A launcher starts it, not Python."""
     unknown: tuple[str, ...] = ()
     """Words of the program that need what the shell does first and is left out."""
     output: str = ""
@@ -91,21 +89,31 @@ class Launch:
         return self.program[2:]
 
 
-def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: str = "") -> Launch | None:
+@dataclass(frozen=True)
+class Place:
+    """Where a command is run."""
+
+    nodes: int = 1
+    devices: int = 0
+    """Of each node."""
+    folder: str = ""
+    """In which the command begins; empty: not known."""
+
+
+def parse_launch(command: Sequence[str], variables: Mapping[str, str], place_of_run: Place = Place()) -> Launch | None:
     """What a launcher or Python starts; None if the command is something else: a server, a module, a shell script, a
     script whose arguments only the shell knows, or for which the shell does more.
 
-    `variables` are those that the command finds, such as NODE_NUM. The command begins in `folder`; empty: not
-    known.
+    `variables` are those that the command finds, such as NODE_NUM.
     """
     words, of_command = [fill_in(word, variables) for word in command], list[str]()
-    start, output, first, quoted = ShellStart(folder), "", "", list[str]()
+    start, output, first, quoted = ShellStart(place_of_run.folder), "", "", list[str]()
     if place := place_of_text(command):
         *earlier, last = split_commands(command[place]) or [""]
         if not last:
             first, last = split_documents(command[place])
         last, output = split_output(last)
-        start = read_start(earlier, folder, variables)
+        start = read_start(earlier, place_of_run.folder, variables)
         quoted = split_words(last := fill_in(last, start.known))
         if not is_plain(last := mask_substitutions(last)):
             return None
@@ -116,25 +124,26 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], folder: s
     all_words = tuple(words)
     while words and (is_assignment(words[0]) or words[0] in _BEFORE):
         of_command += filter(is_assignment, [words.pop(0)])
-    has_launcher, rest = _after_launcher(words)
-    flags, rest = _split_flags(rest)
+    dialect, rest = _after_launcher(words)
+    flags, rest = _split_flags(rest, dialect.switches if dialect else frozenset())
     if not rest or (has_mask(all_words[: -len(rest)])):
         return None
-    python = () if _NO_PYTHON in flags else ("python", "-m") if flags.keys() & set(_MODULE) else ("python",)
+    python = () if NO_PYTHON in flags else ("python", "-m") if flags.keys() & set(MODULE) else ("python",)
     quoted = quoted[-len(rest) :]
     is_filled = bool(first) or any(map(is_filled_in, quoted))
-    if has_launcher and _PASSES_RANK in words[: -len(rest)] and _USE_ENV not in flags:
+    if dialect and dialect.rank_flag and dialect.no_rank_flag not in flags:
         for each in (rest, quoted):
-            each.insert(1, "--local-rank=${local_rank}")  # Each worker's agent fills it in.
-    flags = {name: value for name, value in flags.items() if name not in (*_MODULE, _NO_PYTHON, _USE_ENV)}
+            each.insert(1, f"{dialect.rank_flag}=${{local_rank}}")  # Each worker's agent fills it in.
+    flags, of_launcher = _of_torchrun(dialect, flags, place_of_run)
     start, program = start.with_own(of_command), (*python, *rest)
+    start = replace(start, variables={**start.variables, **of_launcher})
     unknown = tuple(word for word in quoted if names_in(word) & start.names_left_out())
     if is_filled:
         text = f"{first}exec {' '.join([*python, *map(of_worker, quoted)])}"
         program = (*command[:place], text, *command[place + 1 :])
-    launch = Launch(program, flags, start, has_launcher, unknown, output, bool(first))
+    launch = Launch(program, flags, start, dialect is not None, unknown, output, bool(first))
     is_whole = not (is_filled or output or start.others)
-    return launch if has_launcher or (launch.script and is_whole) else None
+    return launch if dialect or (launch.script and is_whole) else None
 
 
 def starter_in(command: Sequence[str]) -> str:
@@ -143,29 +152,48 @@ def starter_in(command: Sequence[str]) -> str:
     return match[1] or match[2] if match else ""
 
 
-def _after_launcher(words: Sequence[str]) -> tuple[bool, list[str]]:
-    """(whether a launcher comes first, what follows it or the Python that begins a script)."""
+def _after_launcher(words: Sequence[str]) -> tuple[Dialect | None, list[str]]:
+    """(the launcher that comes first, if one does, what follows it or the Python that begins a script)."""
     if not words:
-        return False, []
+        return None, []
     name = words[0].rpartition("/")[2]
-    if name in _LAUNCHERS:
-        return True, list(words[1:])
+    for dialect in DIALECTS:
+        for command in dialect.commands:
+            if (name, *words[1 : len(command)]) == command:
+                return dialect, list(words[len(command) :])
     if re.fullmatch(r"python[0-9.]*", name):
         unbuffered = list(words[2:] if words[1:2] == ["-u"] else words[1:])
-        if unbuffered[:1] == ["-m"] and unbuffered[1:2] and unbuffered[1] in _MODULES:
-            return True, unbuffered[2:]
+        module = unbuffered[1] if unbuffered[:1] == ["-m"] and unbuffered[1:2] else ""
+        if dialect := next((known for known in DIALECTS if module in known.modules), None):
+            return dialect, unbuffered[2:]
         if unbuffered and not unbuffered[0].startswith("-"):
-            return False, unbuffered
-    return False, []
+            return None, unbuffered
+    return None, []
 
 
-def _split_flags(words: list[str]) -> tuple[dict[str, str], list[str]]:
+def _of_torchrun(dialect: Dialect | None, flags: dict[str, str], place: Place) -> tuple[dict[str, str], dict[str, str]]:
+    """(the flags in torchrun's words, the variables that the launcher sets)."""
+    kept = {name: value for name, value in flags.items() if name not in (*MODULE, NO_PYTHON)}
+    if dialect is None:
+        return kept, {}
+    kept.pop(dialect.no_rank_flag, None)
+    translation = dialect.translate(kept, place.nodes)
+    translated = dict(translation.flags)
+    if translated.get(SLOTS) in ("auto", DEVICES):
+        if place.devices:
+            translated[SLOTS] = str(place.devices)
+        elif SLOTS not in kept:  # The launcher would start one process.
+            del translated[SLOTS]
+    return translated, dict(translation.variables)
+
+
+def _split_flags(words: list[str], switches: frozenset[str]) -> tuple[dict[str, str], list[str]]:
     """The launcher's flags, and the rest from the script on."""
     flags = dict[str, str]()
     while words and words[0].startswith("-"):
         name, equals, value = words.pop(0).lstrip("-").partition("=")
         name = name.replace("-", "_")
-        if name in _SWITCHES:
+        if name in switches:
             value = "true"
         elif not equals and words:
             value = words.pop(0)
@@ -184,7 +212,7 @@ def step_arguments(flags: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, 
             arguments[_COUNTS[name]] = numbers[0]
         elif name == "nnodes" and len(numbers) < 3 and None not in numbers:
             arguments |= {"min_nodes": numbers[0], "nodes": numbers[-1]}
-        elif name in _CHECKS:
+        elif name in CHECKS:
             arguments[name] = True
         elif name == "box_pairs" and _BOX_PAIRS.fullmatch(value):
             arguments[name] = value

@@ -54,6 +54,8 @@ class SourceJob:
     """Those that its operator sets to the same in all pods, as far as a launcher's flags may need them."""
     metadata: dict[str, dict[str, str]] = field(default_factory=dict)
     """Its own labels and annotations."""
+    run: dict[str, Any] = field(default_factory=dict)
+    """Fields of a Workflow's spec for the whole run: activeDeadlineSeconds, ttlStrategy."""
     claims: tuple[dict[str, Any], ...] = ()
     """Templates of the claims that the workflow makes for its volumes."""
 

@@ -12,6 +12,7 @@ _STEP = "everstep-train"
 _LINE, _INDENT, _OWN, _ARGUMENT = 100, 4, 8, 16
 """Of the pipeline's text: how long a line may be, and how far an argument of the Workflow and one of the task
 stand from its left."""
+_MODELS = ("PersistentVolumeClaim", "TTLStrategy")
 _STEPS_OWN = ("imagePullPolicy", "env", "envFrom")
 
 
@@ -31,13 +32,14 @@ def workflow_of(conversion: Conversion, store: str, cluster: ClusterOptions | No
         "entrypoint": "main",
         "arguments": {"parameters": [{"name": "store", "value": store}]},
         **conversion.pod.spec,
+        **conversion.run,
         **({"volumeClaimTemplates": list(conversion.claims)} if conversion.claims else {}),
         "templates": [{"name": "main", "dag": {"tasks": [task]}}, template],
     }
     if cluster is not None:
         fit_templates(spec, cluster, conversion.pod.image)
         spec |= {"serviceAccountName": cluster.service_account} if cluster.service_account else {}
-        spec |= {"podGC": POD_GC, "ttlStrategy": TTL}
+        spec |= {"podGC": POD_GC, "ttlStrategy": TTL, **conversion.run}
     metadata = {"generateName": f"{conversion.name}-", **conversion.metadata}
     return {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": metadata, "spec": spec}
 
@@ -62,7 +64,8 @@ def pipeline_of(conversion: Conversion) -> str:
     )
     metadata = "".join(f", {name}={values!r}" for name, values in conversion.metadata.items())
     own = "".join(f",\n{' ' * _OWN}{name}={text}" for name, text in _own_fields(conversion).items())
-    models = "\nfrom hera.workflows.models import PersistentVolumeClaim" if conversion.claims else ""
+    used = [model for model in _MODELS if f"{model}(" in own]
+    models = f"\nfrom hera.workflows.models import {', '.join(used)}" if used else ""
     image = json.dumps(conversion.pod.image)  # It comes from a stranger's file: within quotes, no line breaks.
     return f'''"""Train {conversion.name}: made by `everstep convert --to python`."""
 # Its image: {image}
@@ -109,6 +112,10 @@ def _own_fields(conversion: Conversion) -> dict[str, str]:
     if conversion.claims:
         claims = (f"PersistentVolumeClaim(**{_literal(claim, _OWN)})" for claim in conversion.claims)
         fields["volume_claim_templates"] = f"[{', '.join(claims)}]"
+    if "activeDeadlineSeconds" in conversion.run:
+        fields["active_deadline_seconds"] = repr(conversion.run["activeDeadlineSeconds"])
+    if after := conversion.run.get("ttlStrategy"):
+        fields["ttl_strategy"] = f"TTLStrategy(seconds_after_completion={after['secondsAfterCompletion']!r})"
     return fields
 
 

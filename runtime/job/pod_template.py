@@ -17,6 +17,7 @@ SPEC: Mapping[str, type] = {
     "volumes": list, "tolerations": list, "nodeSelector": dict, "affinity": dict, "hostAliases": list,
     "schedulerName": str, "priorityClassName": str, "imagePullSecrets": list, "runtimeClassName": str,
     "dnsPolicy": str, "dnsConfig": dict, "securityContext": dict, GRACE: int,
+    "topologySpreadConstraints": list, "hostNetwork": bool, "hostIPC": bool, "shareProcessNamespace": bool,
 }  # fmt: skip
 METADATA: Mapping[str, type] = {"labels": dict, "annotations": dict}
 DECIDED = {
@@ -27,7 +28,7 @@ DECIDED = {
 """What may be there and says nothing here."""
 LONGEST_GRACE_S = 86_400
 PULL_POLICIES = ("Always", "IfNotPresent", "Never")
-_KINDS = {str: "a text", list: "a list", dict: "a mapping", int: "a whole number"}
+_KINDS = {str: "a text", list: "a list", dict: "a mapping", int: "a whole number", bool: "true or false"}
 
 
 def problems(template: Mapping[str, Any]) -> Iterator[str]:

@@ -190,7 +190,8 @@ class RoleSpec(msgspec.Struct, frozen=True):
     template: dict[str, Any] = {}
     """How its pods differ from the train step's pod, as a Kubernetes PodTemplateSpec: one container's image,
     imagePullPolicy, workingDir, command, args, env, envFrom, resources, volumeMounts and securityContext; the pod's
-    volumes, tolerations, nodeSelector, affinity and the like; labels and annotations. Empty: not at all."""
+    volumes, tolerations, nodeSelector, affinity, hostNetwork and the like; labels and annotations. Empty: not at
+    all."""
 
     @property
     def most(self) -> int:

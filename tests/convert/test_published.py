@@ -27,7 +27,6 @@ LISTED: dict[str, set[str]] = {
         "metadata.namespace",
         "spec.plugin",
         "spec.replicaSpecs.trainer.template.spec.restartPolicy",
-        "spec.replicaSpecs.trainer.template.spec.hostNetwork",
     },
     "dlrover_deepctr": {
         "metadata.namespace",
@@ -62,10 +61,7 @@ LISTED: dict[str, set[str]] = {
         "spec.elasticPolicy.rdzvConf[2]",
     },
     "pytorch_fsdp_llm": {
-        "spec.runPolicy.ttlSecondsAfterFinished",
-        "spec.pytorchReplicaSpecs.Worker.template.spec.hostNetwork",
         "spec.pytorchReplicaSpecs.Worker.template.spec.serviceAccountName",
-        "spec.pytorchReplicaSpecs.Master.template.spec.hostNetwork",
         "spec.pytorchReplicaSpecs.Master.template.spec.serviceAccountName",
     },
     "pytorch_mnist_gloo": {
@@ -74,8 +70,7 @@ LISTED: dict[str, set[str]] = {
     },
     "pytorch_simple": {
         "metadata.namespace",
-        "spec.runPolicy.activeDeadlineSeconds",
-        "spec.runPolicy.schedulingPolicy",
+        "spec.runPolicy.schedulingPolicy.scheduleTimeoutSeconds",
         "spec.pytorchReplicaSpecs.Master.template.spec.containers[0].ports",
         "spec.pytorchReplicaSpecs.Worker.template.spec.containers[0].ports",
     },
@@ -90,8 +85,6 @@ LISTED: dict[str, set[str]] = {
     "ray_text_classifier": {
         "spec.submissionMode",
         "spec.shutdownAfterJobFinishes",
-        "spec.ttlSecondsAfterFinished",
-        "spec.activeDeadlineSeconds",
         "spec.rayClusterSpec.rayVersion",
         "spec.rayClusterSpec.headGroupSpec",
         "spec.rayClusterSpec.workerGroupSpecs[0].template.spec.containers[0].lifecycle",
@@ -119,7 +112,6 @@ LISTED: dict[str, set[str]] = {
         "spec.tasks[1].template.spec.containers[0].resources",
     },
     "volcano_pytorch_plugin": {
-        "spec.ttlSecondsAfterFinished",
         "spec.policies",
         "spec.tasks[0].template.spec.restartPolicy",
         "spec.tasks[1].template.spec.restartPolicy",
@@ -192,7 +184,7 @@ def test_the_pipeline_is_the_same_workflow(path: Path) -> None:
         return {entry["name"]: entry["value"].lower() for entry in parameters if entry["name"] not in ("seed", "store")}
 
     assert task(pipeline) == task(workflow)
-    for name in ("imagePullSecrets", "volumeClaimTemplates"):
+    for name in ("imagePullSecrets", "volumeClaimTemplates", "activeDeadlineSeconds", "ttlStrategy"):
         assert pipeline["spec"].get(name) == workflow["spec"].get(name)
     for name in ("labels", "annotations"):
         assert pipeline["metadata"].get(name) == workflow["metadata"].get(name)

@@ -81,6 +81,8 @@ def test_one_that_has_ended_or_is_ending_does_not() -> None:
         {"nodeSelector": {"pool": "other"}},
         {"tolerations": [{"key": "other", "operator": "Exists"}]},
         {"priorityClassName": "high"},
+        {"hostNetwork": True},
+        {"hostIPC": True},
         {"volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "2Gi"}}]},
         {"containers": [{**SPEC["containers"][0], "image": "everstep:2"}]},
         {"containers": [{**SPEC["containers"][0], "env": [{"name": "NCCL_DEBUG", "value": "WARN"}]}]},

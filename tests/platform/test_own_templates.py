@@ -138,3 +138,21 @@ def test_what_it_cannot_have_is_told_by_name(template: dict[str, Any], expected_
     with pytest.raises(SpecError) as caught:
         spec_of({"job": "j", "replicaSpecs": {"trainer": {"replicas": 1, "template": template}}})
     assert expected_text in caught.value.problems[0]
+
+
+def test_with_its_machines_network_it_finds_the_clusters_services() -> None:
+    def spec_with(**fields: Any) -> dict[str, Any]:
+        return pod(own={"spec": {**TRAINER["spec"], **fields}})["spec"]
+
+    assert spec_with(hostNetwork=True)["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert spec_with(hostNetwork=True, dnsPolicy="None")["dnsPolicy"] == "None"
+    assert "dnsPolicy" not in spec_with(hostNetwork=False)
+    own = spec_with(hostNetwork=True, hostIPC=True, shareProcessNamespace=True)
+    assert [own[name] for name in ("hostNetwork", "hostIPC", "shareProcessNamespace")] == [True] * 3
+
+
+def test_its_wishes_of_spread_come_before_those_of_all_nodes() -> None:
+    zones = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
+    constraints = pod(own={"spec": {"topologySpreadConstraints": [zones]}})["spec"]["topologySpreadConstraints"]
+    assert constraints[0] == zones
+    assert [constraint["topologyKey"] for constraint in constraints[1:]] == ["kubernetes.io/hostname"]

@@ -7,6 +7,7 @@ from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod, read_slots
 from everstep.convert.rendezvous import patience_of, without_counterpart
 from everstep.convert.restarts import read_restarts
+from everstep.convert.run_policy import read_run, read_scheduling
 from everstep.convert.source import Role, SourceJob
 
 _CONTAINER = "pytorch"
@@ -37,7 +38,7 @@ def read(fields: Fields) -> SourceJob:
     policies: dict[str, Any] = {"cleanPodPolicy": policy} if policy else {}
     if patience := _patience(fields):
         policies["patience"] = patience
-    arguments: dict[str, object] = {}
+    arguments: dict[str, object] = {**read_scheduling(fields, _RUN, sum(counts.values()))}
     for path, argument in (((*_ELASTIC, "maxRestarts"), "max_restarts"), ((*_RUN, "backoffLimit"), "max_relaunches")):
         if fields.has(*path):
             arguments[argument] = fields.count(*path)
@@ -46,7 +47,7 @@ def read(fields: Fields) -> SourceJob:
     slots_path = (*_ELASTIC, "nProcPerNode") if fields.has(*_ELASTIC, "nProcPerNode") else ("spec", "nprocPerNode")
     slots = read_slots(fields, slots_path, pods[of_all].container)
     role = Role("worker", nodes, least, pods[of_all], slots, restarts[of_all])
-    return SourceJob((role,), arguments, policies)
+    return SourceJob((role,), arguments, policies, run=read_run(fields, *_RUN))
 
 
 def _patience(fields: Fields) -> dict[str, float]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod
+from everstep.convert.run_policy import read_run
 from everstep.convert.source import Pod, Role, SourceJob
 from everstep.runtime.workflow.manifest.yaml_source import FieldPath, ReadError, read_text
 
@@ -58,9 +59,10 @@ def read(fields: Fields) -> SourceJob:
     roles = roles or [Role("worker", 1, 1, read_pod(fields, (*_HEAD, "template")))]
     variables = _variables(fields)
     roles = [replace(role, pod=_with_variables(replace(role.pod, command=command), variables)) for role in roles]
+    arguments: dict[str, object] = {}
     if fields.has("spec", "backoffLimit"):
-        return SourceJob(tuple(roles), {"max_relaunches": fields.count("spec", "backoffLimit")})
-    return SourceJob(tuple(roles))
+        arguments["max_relaunches"] = fields.count("spec", "backoffLimit")
+    return SourceJob(tuple(roles), arguments, run=read_run(fields, "spec"))
 
 
 def _read_group(fields: Fields, path: FieldPath) -> _Group:

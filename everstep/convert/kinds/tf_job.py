@@ -7,6 +7,7 @@ successPolicy AllWorkers when all workers have.
 from everstep.convert.field_reader import Fields
 from everstep.convert.pods import read_pod
 from everstep.convert.restarts import read_restarts
+from everstep.convert.run_policy import read_run, read_scheduling
 from everstep.convert.source import Role, SourceJob
 
 _CONTAINER = "tensorflow"
@@ -32,10 +33,10 @@ def read(fields: Fields) -> SourceJob:
     policies = {"frameworkType": "tensorflow"}
     if policy := fields.take(str, *_RUN, "cleanPodPolicy", default=""):
         policies["cleanPodPolicy"] = policy
-    arguments: dict[str, object] = {}
+    arguments: dict[str, object] = {**read_scheduling(fields, _RUN, sum(role.nodes for role in roles))}
     if fields.has(*_RUN, "backoffLimit"):
         arguments["max_relaunches"] = fields.count(*_RUN, "backoffLimit")
-    return SourceJob(roles, arguments, policies)
+    return SourceJob(roles, arguments, policies, run=read_run(fields, *_RUN))
 
 
 def _role(fields: Fields, name: str, ends: str) -> Role:

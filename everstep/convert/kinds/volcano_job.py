@@ -7,6 +7,7 @@ from everstep.convert.field_reader import Fields
 from everstep.convert.kinds.volcano_volumes import with_volumes
 from everstep.convert.names import role_name
 from everstep.convert.pods import read_pod, read_texts
+from everstep.convert.run_policy import read_run
 from everstep.convert.source import Role, SourceJob
 
 _INDEX = ("VC_TASK_INDEX", "VK_TASK_INDEX")
@@ -46,7 +47,7 @@ def read(fields: Fields) -> SourceJob:
             for role, end in zip(roles, ends, strict=True)
         ]
     mounting, claims = with_volumes(fields, roles)
-    return SourceJob(mounting, arguments, policies, variables, claims=claims)
+    return SourceJob(mounting, arguments, policies, variables, run=read_run(fields, "spec"), claims=claims)
 
 
 def _variables(fields: Fields, count: int) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:

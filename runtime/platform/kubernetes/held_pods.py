@@ -22,7 +22,10 @@ TRAINING_TOKEN = "EVERSTEP_TRAINING_TOKEN"
 LEAST_S = 10.0
 """A pod with less time left is not taken: it must have time to notice."""
 _DIVISIBLE = ("cpu", "memory")
-SAME_FIELDS = ("schedulerName", "priorityClassName", "nodeSelector", "runtimeClassName")
+SAME_FIELDS = (
+    "schedulerName", "priorityClassName", "nodeSelector", "runtimeClassName", "hostNetwork", "hostIPC",
+    "shareProcessNamespace",
+)  # fmt: skip
 """Of a pod's spec: a pod that has them otherwise is not what the training asks for."""
 Pod = Mapping[str, Any]
 

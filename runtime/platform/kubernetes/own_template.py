@@ -10,6 +10,9 @@ _BY_NAME = {"env": "name", "volumeMounts": "mountPath", "volumes": "name"}
 """Lists whose entries replace those of the same key; others replace the whole list."""
 _Entry = Mapping[str, Any]
 _AGENTS = ("command", "args")
+_CLUSTERS_DNS = {"dnsPolicy": "ClusterFirstWithHostNet"}
+"""With the machine's network, ClusterFirst would be the machine's own DNS, which knows no Service, such as the store's
+(Kubernetes, "DNS for Services and Pods")."""
 
 
 def with_own_template(spec: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
@@ -17,6 +20,8 @@ def with_own_template(spec: Mapping[str, Any], own: Mapping[str, Any]) -> dict[s
     first, *others = spec["containers"]
     container = {name: value for name, value in container_of(own).items() if name in CONTAINER and name not in _AGENTS}
     more = {name: value for name, value in (own.get("spec") or {}).items() if name in SPEC}
+    if more.get("hostNetwork"):
+        more = {**_CLUSTERS_DNS, **more}
     changed_spec = {**_merge_container(spec, more), "containers": [_merge_container(first, container), *others]}
     mounted_volumes = {
         mount["name"] for entry in changed_spec["containers"] for mount in entry.get("volumeMounts") or ()

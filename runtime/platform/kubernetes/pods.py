@@ -284,7 +284,7 @@ def _apart(spec: Mapping[str, Any], request: NodeRequest, job: str) -> dict[str,
     wish = {"weight": 50, "podAffinityTerm": {"labelSelector": job_pods, "topologyKey": ZONE_LABEL}}
     spread = {"maxSkew": 1, "topologyKey": HOST_LABEL, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": job_pods}
     constraints = list(spec.get("topologySpreadConstraints") or ())
-    own = [] if any(constraint["topologyKey"] == HOST_LABEL for constraint in constraints) else [spread]
+    own = [] if any(constraint.get("topologyKey") == HOST_LABEL for constraint in constraints) else [spread]
     affinity["podAntiAffinity"] = _with_wish(affinity.get("podAntiAffinity"), wish)
     if 0 < len(request.prefer_hosts) <= MOST_PREFERRED:
         term = {"matchExpressions": [{"key": HOST_LABEL, "operator": "In", "values": list(request.prefer_hosts)}]}
