@@ -7,19 +7,24 @@ from typing import Any
 
 import torch
 
+Trained = torch.nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
+
 _HOOKS = "_hooks"
 """So end the names of the attributes that have them (torch.nn.Module, torch.optim.Optimizer)."""
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 class AsBuilt:
-    """The modes, frozen parameters and hooks of a module; the settings (`lr`...) and hooks of an optimizer.
+    """The modes, frozen parameters and hooks of a module; the settings (`lr`...) and hooks of an optimizer; a scaler
+    of gradients as it is between two iterations.
 
-    A round may end within an evaluation, and what it adds, the next one adds again.
+    A round may end within an evaluation, or between `unscale_` and `update`, and what it adds, the next one adds again.
     """
 
-    def __init__(self, part: torch.nn.Module | torch.optim.Optimizer) -> None:
+    def __init__(self, part: Trained) -> None:
         self._part = part
+        if isinstance(part, torch.amp.GradScaler):
+            return
         self._hooks = [(hooks, dict(hooks)) for hooks in _hooks(part)]
         if isinstance(part, torch.optim.Optimizer):
             self._settings = [_settings(group) for group in part.param_groups]
@@ -31,6 +36,10 @@ class AsBuilt:
     def put_back(self) -> None:
         """Make it so again, without gradients."""
         part = self._part
+        if isinstance(part, torch.amp.GradScaler):
+            if part.is_enabled():
+                part._per_optimizer_states.clear()
+            return
         part.zero_grad(set_to_none=True)
         at_first = {id(hooks): content for hooks, content in self._hooks}
         for hooks in _hooks(part):

@@ -139,6 +139,7 @@ class Loader:
             ):  # At the beginning, and when the position or the world was changed meanwhile.
                 reader = self._source.read(start, place)
             if (fetched_batch := next(reader, None)) is None:
+                session.iteration = self.iteration  # There is no other one.
                 break
             self.iteration, self._position = self.iteration + 1, fetched_batch.after
             reader_place = (fetched_batch.after, place)

@@ -52,8 +52,8 @@ class EverstepCallback(TrainerCallback):
         self._state: dict[str, Any] = {}
         self._random = RandomState()
         self._unsettled = False
-        self._logs = False
-        """Will this step be logged before anything else happens?"""
+        self._is_unsaved = False
+        """Is a step done that was not staged yet?"""
         self._folder = ""
         self._engine: TrainerEngine | None = None
         """With DeepSpeed."""
@@ -123,48 +123,57 @@ class EverstepCallback(TrainerCallback):
             shutil.rmtree(self._folder)
             self._folder = ""
 
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Stage the state after the last step of the epoch before, with all that followed from it."""
+        self._save_step(state)
+
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Restore the random state once the first batch after a resume is there.
+        """Stage the state after the last step. Before that one was logged, evaluated and saved by the Trainer, a fault
+        repeats it: a Trainer that resumes after a step does nothing of it again.
 
-        Fetching that batch drew random numbers before the save, too.
+        Restore the random state once the first batch after a resume is there: fetching that batch drew random numbers
+        before the save, too.
         """
+        self._save_step(state)
         if self._unsettled and state.epoch and state.epoch % 1:
             self._random.put_back()
         self._unsettled = False
         self._checkpoints.beacon(state.global_step + 1, "step")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Stage the state after this step, with the step's log."""
-        self._logs = control.should_log
-        if not self._logs:
-            self._save(state)
+        """A spare ends its rehearsal here: what follows writes files."""
+        self._checkpoints.session.end_rehearsal()
+        self._is_unsaved = True
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Report the Trainer's figures as the job's telemetry."""
         facts = {name: value for name, value in kwargs["logs"].items() if isinstance(value, float | int)}
         self._checkpoints.report(state.global_step, facts)
-        if self._logs:
-            self._logs = False
-            self._save(state)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Wait until the last state is in the store."""
         assert self._checkpointer is not None
-        self._save(state, whatever=True)
+        self._save(state)
         self._checkpointer.finish(self._state)
 
-    def _save(self, state: TrainerState, whatever: bool = False) -> None:
+    def _save_step(self, state: TrainerState) -> None:
+        if self._is_unsaved and state.global_step % self._every == 0:
+            self._save(state)
+        self._is_unsaved = False
+
+    def _save(self, state: TrainerState) -> None:
         assert self._checkpointer is not None
-        if whatever or state.global_step % self._every == 0:
-            if self._engine is None:
-                self._state["trainer"] = _trainer_state(state)
-            else:
-                self._state = self._engine.state(_trainer_state(state), self._random)
-            self._checkpointer.save(state.global_step, self._state)
+        if self._engine is None:
+            self._state["trainer"] = _trainer_state(state)
+        else:
+            self._state = self._engine.state(_trainer_state(state), self._random)
+        self._checkpointer.save(state.global_step, self._state)
 
 
 def _trainer_state(state: TrainerState) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from everstep.as_built import AsBuilt
+from everstep.as_built import AsBuilt, Trained
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -23,7 +23,7 @@ class _Entry:
     random: torch.Tensor
     """torch's random state when it was built."""
     as_built: Sequence[AsBuilt]
-    """Of its modules and optimizers."""
+    """Of its modules, optimizers and scalers of gradients."""
 
 
 class KeptValues:
@@ -72,18 +72,18 @@ def _plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """The value, or what is in it if it is a list, tuple or dict."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        for element in value:
+    """The value, or what is in it if it is a list, tuple, dict or another object with attributes."""
+    if isinstance(value, Trained):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for element in value.values() if isinstance(value, dict) else value:
             yield from _parts(element)
     else:
-        yield value
+        yield from (part for part in getattr(value, "__dict__", {}).values() if isinstance(part, Trained))
 
 
-def _trained_parts(value: Any) -> Iterable[torch.nn.Module | torch.optim.Optimizer]:
-    return (part for part in _parts(value) if isinstance(part, torch.nn.Module | torch.optim.Optimizer))
+def _trained_parts(value: Any) -> Iterable[Trained]:
+    return (part for part in _parts(value) if isinstance(part, Trained))
 
 
 def _group_member(value: Any) -> str:

@@ -36,6 +36,7 @@ from everstep.exit_now import exit_now
 from everstep.gloo_waits import GlooWaits
 from everstep.group_sockets import GroupSockets, communicator_error
 from everstep.kept_values import KeptValues
+from everstep.left_behind import LeftBehind
 from everstep.process_group import leave
 from everstep.rehearsal import rehearse
 from everstep.runtime.agent.script import exit_code_of
@@ -111,6 +112,7 @@ def _decorate(function: Main, seed: int, timeout: timedelta) -> Callable[[], Non
         while not rounds.run(lambda: function(enter(seed, timeout, rounds.kept, rounds.sockets))):
             rounds.leave()
             rounds.take_seat()
+        rounds.end()
 
     return run
 
@@ -122,6 +124,7 @@ class _Rounds:
         os.environ.setdefault(_WATCHDOG, "0")
         os.environ[_ON_ERRORS] = "0"
         self.kept, self.sockets, self._entry_state = KeptValues(), GroupSockets(), EntryState()
+        self._left_behind = LeftBehind()
         self._link = link
         self._round = int(os.environ["EVERSTEP_ROUND"])
         self._inside = False
@@ -141,7 +144,8 @@ class _Rounds:
             threading.Thread(target=self._watch_communicators, name="everstep-watch", daemon=True).start()
 
     def run(self, function: Callable[[], object]) -> bool:
-        """Returns whether the function has returned; if not, the round is over. Raises the function's own errors."""
+        """Returns whether the function has returned in time; if not, the round is over. Raises the function's own
+        errors."""
         self._inside = True
         try:
             function()
@@ -151,6 +155,8 @@ class _Rounds:
                 if code := exit_code_of(error):
                     with suppress(OSError):
                         self._link.send(Failed(self._round, code))
+                else:
+                    self.end()
                 raise
             if isinstance(error, RoundOver):
                 _tell_of_interrupted(error)
@@ -158,7 +164,7 @@ class _Rounds:
             return False
         finally:
             self._inside = False
-        return True
+        return not self._over.is_set()
 
     def rehearse(self, function: Main, seed: int) -> None:
         """Become a warm spare, and say so."""
@@ -193,8 +199,14 @@ class _Rounds:
         if self._releases % _TRIM_EVERY == 0:
             _return_free_memory()
 
+    def end(self) -> None:
+        """The function is done, and not entered again: the process ends with its round, as others do."""
+        self._left.set()
+        self._link.close()
+
     def take_seat(self) -> None:
         """Wait for the next round; take on its environment and its output. Raises LinkError: the agent is gone."""
+        self._left_behind.look()
         next_seat = self._seats.get()
         if next_seat is None:
             raise LinkError("the agent of this node is gone")

@@ -36,17 +36,22 @@ class FaultReports:
         """Whether the master has not answered a report yet."""
         self._iterations: dict[int, int] = {}
         self._has_told_disconnected = False
+        self._finished = list[int]()
         self._oom = OomCounter(own_counter_path())
         self._kernel_log = KernelLog()
 
     def begin_round(self) -> None:
         """Forget what was of the last round."""
-        self._iterations, self._has_told_disconnected = {}, False
+        self._iterations, self._has_told_disconnected, self._finished = {}, False, []
         self._oom.rose_since_last_call()
 
     def note_iteration(self, local_rank: int, iteration: int) -> None:
         """A worker has reported it."""
         self._iterations[local_rank] = iteration
+
+    def note_finished(self, local_rank: int) -> None:
+        """A worker has ended with exit code 0, while others perhaps have not."""
+        self._finished.append(local_rank)
 
     async def report(self, seat: Seat, end: WorkerEnd, failed: frozenset[int]) -> None:
         """Report the end that broke the round; `failed`: all local ranks that failed by themselves."""
@@ -71,6 +76,8 @@ class FaultReports:
         if self._has_told_disconnected:
             return
         self._has_told_disconnected = True
+        for finished in sorted(self._finished):
+            self._say(f"round {seat.round}: rank {seat.first_rank + finished} had left it with exit code 0")
         iteration = self._iteration(local_rank)
         await self._client.report_disconnected(Disconnected(self._node, seat.round, rank, iteration, error))
 

@@ -331,6 +331,7 @@ class AgentLifecycle:
                 running -= 1
                 if event.exit_code:
                     return await self._events.failure_from(event, running)
+                self._faults.note_finished(event.local_rank)
                 if not running:
                     self._watch.shown.look()
                     self._progress.end()

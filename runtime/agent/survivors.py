@@ -95,6 +95,10 @@ class Survivors:
         """The exit code with which this worker has said that it ends, by an error of its own; 0: it has not."""
         return max((survivor.failed_with for survivor in self._channels.values() if survivor.pid == pid), default=0)
 
+    def is_connected(self, pid: int) -> bool:
+        """Whether this process may still leave its round: it has neither ended its script's function nor died."""
+        return any(survivor.pid == pid for survivor in self._channels.values())
+
     async def end_iteration(self, round_: int, pace_s: float) -> None:
         """Tell the survivors of this round to leave it after their iteration, and wait until they have, or should have.
 

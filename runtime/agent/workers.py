@@ -211,8 +211,8 @@ class Workers:
         self._kill(self._running.keys() - self._leaving.keys())
 
     async def wait_until_free(self) -> list[str]:
-        """Wait until each worker is dead or has left the round. Kills those that do not leave it in time; returns lines
-        for the log."""
+        """Wait until each worker is dead or has left the round. Kills those that do not leave it in time, or end;
+        returns lines for the log about the former."""
         pids = await self._survivors.wait_until_left(frozenset(self._leaving.values()), LEAVE_S)
         free = {number for number, pid in self._leaving.items() if pid in pids}
         late = [number for number in self._running if number in self._leaving and number not in free]
@@ -221,6 +221,7 @@ class Workers:
             f"local rank {self._running[number].local_rank} did not leave the round within {LEAVE_S:g} s: "
             "it is started again"
             for number in late
+            if self._survivors.is_connected(self._leaving[number])
         ]
         for number, worker in [*self._running.items(), *self._dying.items()]:
             if number not in free:

@@ -161,7 +161,7 @@ def judgement(state: State, spec: JobSpec, node: NodeState, reason: Reason, exit
         return Judgement(Decision.MEMBERSHIP, "nodes of this job join by themselves")
     has_limit = reason is not Reason.STRAGGLER and role.restart_limit is not None
     if has_limit and state.restarts.get(node.role, 0) >= (role.restart_limit or 0):
-        why = f"{node.role} nodes were restarted {role.restart_limit} times, the restart limit"
+        why = f"{node.role} nodes were restarted {role.restart_limit} times, the restart limit (--max-restarts)"
         return Judgement(Decision.GIVE_UP, why, avoid=avoid)
     if by_itself:
         return Judgement(Decision.RESTART, "nodes of this job join by themselves")

@@ -9,6 +9,7 @@ A warm spare is such a worker without a seat: it is of round 0, says Rehearsed, 
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 
 import msgspec
 
@@ -128,5 +129,6 @@ class SurvivorLink:
         return (_decode_from_agent(packet), files) if packet else None
 
     def close(self) -> None:
-        """Close the connection: the worker ends with its round, as others do."""
-        self._socket.close()
+        """End the connection, also for the thread that receives: the worker ends with its round, as others do."""
+        with suppress(OSError):  # The agent is gone.
+            self._socket.shutdown(socket.SHUT_RDWR)

@@ -45,6 +45,22 @@ link = SurvivorLink.from_environment()
 print("connected", flush=True)
 threading.Event().wait()
 """
+HAS_RETURNED = """
+import threading
+from everstep.runtime.protocol.survivor_link import SurvivorLink
+SurvivorLink.from_environment().close()
+print("connected", flush=True)
+threading.Event().wait()
+"""
+RETURNS = """
+import threading
+from everstep.runtime.protocol.survivor_link import SurvivorLink
+link = SurvivorLink.from_environment()
+print("connected", flush=True)
+link.receive()
+link.close()
+threading.Event().wait()
+"""
 SPARE = """
 import os
 from everstep.runtime.protocol.survivor_link import *
@@ -202,7 +218,11 @@ def test_a_worker_whose_iteration_lasts_too_long_leaves_its_round_within_it(
     asyncio.run(story())
 
 
-@pytest.mark.parametrize(("script", "lines"), [(STAYS, 1), (PLAIN, 0)], ids=["connected", "not connected"])
+@pytest.mark.parametrize(
+    ("script", "lines"),
+    [(STAYS, 1), (PLAIN, 0), (HAS_RETURNED, 0), (RETURNS, 0)],
+    ids=["connected", "not connected", "function has returned", "function returns meanwhile"],
+)
 def test_a_worker_that_does_not_leave_its_round_is_killed_and_started_anew(
     tmp_path: Path, script: str, lines: int
 ) -> None:

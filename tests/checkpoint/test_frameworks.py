@@ -191,13 +191,18 @@ def test_a_trainer_that_is_killed_goes_on_bit_for_bit(node: Any, tmp_path: Path,
         assert run("undisturbed") == 0
         node.begin(1)
         restored = []
-        for round_, fault in enumerate(("checkpoint.mid_copy,iteration=4", "checkpoint.after_commit,iteration=5"), 1):
+        points = [
+            "checkpoint.mid_copy,iteration=4",
+            "script.evaluation,iteration=5",
+            "checkpoint.after_commit,iteration=5",
+        ]
+        for round_, fault in enumerate(points, 1):
             assert run("killed", **place, EVERSTEP_FAULT=f"{fault}=kill", EVERSTEP_ROUND=str(round_)) == -9
             node.keeper.worker_died(0)
             node.begin(round_ + 1, node.newest())
             restored.append(node.keeper.wait_for_restore(0).iteration)
-        assert restored == [3, 5]  # Inside an epoch and at the end of one.
-        assert run("resumed", **place, EVERSTEP_ROUND="3") == 0
+        assert restored == [3, 4, 5]  # Inside an epoch, and at the end of one, whose evaluation was repeated.
+        assert run("resumed", **place, EVERSTEP_ROUND="4") == 0
     assert forks.wait(script) == 0
     undisturbed, resumed = torch.load(tmp_path / "undisturbed"), torch.load(tmp_path / "resumed")
     assert undisturbed["steps"] == 10

@@ -6,6 +6,7 @@ For each line of PIPE, JSON of variables, one forked run; its exit code goes to 
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ import torch
 from torch.utils.data import Dataset
 from transformers.models.llama import LlamaConfig, LlamaForCausalLM
 from transformers.trainer import Trainer
+from transformers.trainer_callback import TrainerCallback, TrainerState
 from transformers.training_args import TrainingArguments
+
+from everstep.runtime import faults
 
 PASTED = next(
     block.partition("```")[0]
@@ -32,8 +36,15 @@ class Tokens(Dataset):  # pyright: ignore[reportMissingTypeArgument]
         return {"input_ids": tokens, "labels": tokens}
 
 
+class Watcher(TrainerCallback):
+    """A process may die in each evaluation."""
+
+    def on_prediction_step(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        faults.point("script.evaluation", iteration=state.global_step)
+
+
 def train(folder: str) -> None:
-    """Two epochs of 5 steps, shuffled, with dropout."""
+    """Two epochs of 5 steps, shuffled, with dropout; each is followed by an evaluation."""
     torch.set_num_threads(1)  # Makes torch's threads anew after the fork; backward's threads would race to.
     torch.manual_seed(0)
     sizes: dict[str, Any] = {
@@ -48,18 +59,23 @@ def train(folder: str) -> None:
         "disable_tqdm": True,
         "logging_steps": 2,
         "save_strategy": "no",
+        "eval_strategy": "epoch",
         "use_cpu": True,
     }
     arguments = TrainingArguments(
         folder, per_device_train_batch_size=2, gradient_accumulation_steps=2, num_train_epochs=2, **settings
     )
-    names: dict[str, Any] = {"Trainer": Trainer, "model": model, "arguments": arguments, "dataset": Tokens()}
-    exec(PASTED, names)
+    evaluating = partial(Trainer, eval_dataset=Tokens())
+    names: dict[str, Any] = {"Trainer": evaluating, "model": model, "arguments": arguments, "dataset": Tokens()}
+    names["watcher"] = Watcher()
+    exec(PASTED.replace("[checkpoints]", "[watcher, checkpoints]"), names)
     trainer = names["trainer"]
     logged = [(entry["step"], entry["epoch"]) for entry in trainer.state.log_history if "loss" in entry]
-    torch.save(
-        {"model": model.state_dict(), "steps": trainer.state.global_step, "logged": logged}, os.environ["RESULT"]
-    )
+    evaluated = [(entry["step"], entry["eval_loss"]) for entry in trainer.state.log_history if "eval_loss" in entry]
+    results = {
+        "model": model.state_dict(), "steps": trainer.state.global_step, "logged": logged, "evaluated": evaluated
+    }  # fmt: skip
+    torch.save(results, os.environ["RESULT"])
 
 
 def main(folder: str, pipe: str) -> None:

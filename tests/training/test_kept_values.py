@@ -168,3 +168,43 @@ def test_a_schedule_begins_from_the_optimizers_first_learning_rate() -> None:
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
     kept_values.begin_round(restores=True)
     assert len(kept_values.keep(build_both).optimizer.param_groups) == 1
+
+
+class Learner:
+    """A script's own object."""
+
+    def __init__(self) -> None:
+        self.model = build(2)
+
+
+def test_what_is_trained_inside_a_scripts_own_object_is_given_back_as_built() -> None:
+    kept_values = KeptValues()
+    learner = kept_values.keep(Learner)
+    learner.model(torch.ones(2)).sum().backward()
+    learner.model.eval()
+    kept_values.begin_round(restores=True)
+    assert kept_values.keep(Learner) is learner
+    assert learner.model.training
+    assert learner.model.weight.grad is None
+
+
+def build_scaled() -> tuple[torch.nn.Linear, torch.optim.SGD, torch.amp.GradScaler]:
+    model = build(2)
+    return model, torch.optim.SGD(model.parameters()), torch.amp.GradScaler("cpu")
+
+
+@pytest.mark.parametrize("interrupted", ["unscaled", "stepped"])
+def test_a_scaler_of_gradients_forgets_the_iteration_that_was_interrupted(interrupted: str) -> None:
+    kept_values = KeptValues()
+
+    def begin_iteration() -> tuple[torch.optim.SGD, torch.amp.GradScaler]:
+        model, optimizer, scaler = kept_values.keep(build_scaled)
+        scaler.scale(model(torch.ones(2)).sum()).backward()
+        scaler.unscale_(optimizer)
+        return optimizer, scaler
+
+    optimizer, scaler = begin_iteration()
+    if interrupted == "stepped":
+        scaler.step(optimizer)
+    kept_values.begin_round(restores=True)
+    begin_iteration()  # torch raises if the scaler has unscaled, or stepped, before.

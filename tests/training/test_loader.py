@@ -149,6 +149,13 @@ def test_two_epochs_have_two_orders_and_the_last_batch_is_what_is_left() -> None
     assert sorted(applied[:SAMPLES]) == sorted(applied[SAMPLES:]) == list(range(SAMPLES))
 
 
+def test_a_loop_that_ends_with_its_data_shows_the_last_iteration_that_it_did() -> None:
+    loader = open_loader(Numbers(), epochs=1)
+    for _ in loader:
+        pass
+    assert loader._session.iteration == loader.iteration
+
+
 def test_unshuffled_samples_come_in_their_own_order() -> None:
     (batch,) = open_loader(Numbers(), shuffle=False, iterations=1)
     assert samples(batch) == [0, 1, 2, 3]

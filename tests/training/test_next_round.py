@@ -1,11 +1,15 @@
 """How a worker that survives leaves its round and takes a seat in the next one."""
 
 import json
+import os
+import re
+import threading
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
+from everstep.left_behind import LeftBehind
 from everstep.reentry import _lost_connection, _may_follow
 from tests.forks import Forks
 from tests.training.failed_network_script import ENDED_ALONE, LEAVING
@@ -14,6 +18,7 @@ SCRIPT = Path(__file__).with_name("leaving_script.py")
 FAILED_NETWORK = Path(__file__).with_name("failed_network_script.py")
 KEPT_READER = Path(__file__).with_name("kept_reader_script.py")
 ENTRY_STATE = Path(__file__).with_name("entry_state_script.py")
+RETURNING = Path(__file__).with_name("returning_script.py")
 LAST_ITERATION = Path(__file__).with_name("last_iteration_script.py")
 
 
@@ -48,6 +53,13 @@ def test_a_function_that_is_entered_again_finds_the_process_as_it_first_did(tmp_
     assert forks.wait(number) == 0, (tmp_path / "err").read_text()
     first, second = json.loads((tmp_path / "out").read_text())
     assert first == second
+
+
+@pytest.mark.parametrize("how", ["returns", "exits", "swallows"])
+def test_a_worker_whose_function_is_done_is_no_survivor_any_more(how: str, tmp_path: Path, forks: Forks) -> None:
+    number = forks.start([str(RETURNING), str(tmp_path / "out"), how], {}, tmp_path / "err")
+    assert forks.wait(number) == 0, (tmp_path / "err").read_text()
+    assert (tmp_path / "out").read_text() == "[1, 2] ['Survive', 'Left', 'Seated']"
 
 
 @pytest.mark.parametrize(("word", "code"), [("lost", LEAVING), ("told", LEAVING), ("alone", ENDED_ALONE)])
@@ -123,3 +135,33 @@ def test_an_error_of_the_scripts_own_is_no_connections_and_waits_only_if_it_may_
 ) -> None:
     assert _lost_connection(error) == ""
     assert _may_follow(error) is may_follow
+
+
+def test_files_and_threads_that_each_round_leaves_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    left_behind, ended, files = LeftBehind(), threading.Event(), list[int]()
+    try:
+        for _ in range(15):
+            left_behind.look()
+            files += [os.open(__file__, os.O_RDONLY) for _ in range(2)]
+            threading.Thread(target=ended.wait, name="Ticker-1", daemon=True).start()
+        printed = capsys.readouterr().err
+    finally:
+        ended.set()
+        for file in files:
+            os.close(file)
+    assert printed.count("\n") == 2
+    assert re.search(rf"left more open files .* 10 are {__file__};", printed)
+    assert re.search(r"left more threads .* 5 are thread Ticker;", printed)
+
+
+def test_what_grows_in_some_rounds_alone_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    left_behind, files = LeftBehind(), list[int]()
+    try:
+        for round_ in range(15):
+            left_behind.look()
+            if round_ % 5:
+                files.append(os.open(__file__, os.O_RDONLY))
+    finally:
+        for file in files:
+            os.close(file)
+    assert capsys.readouterr().err == ""
