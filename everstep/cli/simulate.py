@@ -73,6 +73,8 @@ def run(flags: Simulate) -> int:
     policies = _policies(flags.policies)
     costs_by_policy = {policy.name: _costs(policy.costs or flags.costs) for policy in policies}
     trace = _trace(flags, flags.nodes + max(policy.spares for policy in policies))
+    if flags.picture:
+        _check_picture(flags.picture)
     outcomes = []
     for policy in policies:
         began = time.process_time()
@@ -80,13 +82,18 @@ def run(flags: Simulate) -> int:
         print(f"{policy.name}: simulated in {time.process_time() - began:.1f} s of CPU time", file=sys.stderr)
     if flags.picture:
         title = f"{flags.nodes} nodes, {flags.days:g} days, {len(trace.failures)} failures, seed {flags.seed}"
-        try:
-            flags.picture.parent.mkdir(parents=True, exist_ok=True)
-            flags.picture.write_text(draw(outcomes, title))
-        except OSError as error:
-            raise BadInput(f"--picture {flags.picture}: {error.strerror}") from None
+        flags.picture.write_text(draw(outcomes, title))
     print(json.dumps([facts(outcome) for outcome in outcomes], indent=1) if flags.output == "json" else table(outcomes))
     return 0
+
+
+def _check_picture(path: Path) -> None:
+    """Make the file, before an hour of simulation that it cannot hold. Raises BadInput."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise BadInput(f"--picture {path}: {error.strerror}") from None
 
 
 def facts(outcome: "Outcome") -> dict[str, object]:
