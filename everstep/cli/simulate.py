@@ -74,7 +74,7 @@ def run(flags: Simulate) -> int:
     costs_by_policy = {policy.name: _costs(policy.costs or flags.costs) for policy in policies}
     trace = _trace(flags, flags.nodes + max(policy.spares for policy in policies))
     if flags.picture:
-        _check_picture(flags.picture)
+        _write(flags.picture, "", "a")  # Before minutes of simulation that it cannot hold.
     outcomes = []
     for policy in policies:
         began = time.process_time()
@@ -82,18 +82,19 @@ def run(flags: Simulate) -> int:
         print(f"{policy.name}: simulated in {time.process_time() - began:.1f} s of CPU time", file=sys.stderr)
     if flags.picture:
         title = f"{flags.nodes} nodes, {flags.days:g} days, {len(trace.failures)} failures, seed {flags.seed}"
-        flags.picture.write_text(draw(outcomes, title))
+        _write(flags.picture, draw(outcomes, title), "w")
     print(json.dumps([facts(outcome) for outcome in outcomes], indent=1) if flags.output == "json" else table(outcomes))
     return 0
 
 
-def _check_picture(path: Path) -> None:
-    """Make the file, before an hour of simulation that it cannot hold. Raises BadInput."""
+def _write(picture: Path, text: str, mode: Literal["a", "w"]) -> None:
+    """Write it, or append to it. Raises BadInput."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        with picture.open(mode) as file:
+            file.write(text)
     except OSError as error:
-        raise BadInput(f"--picture {path}: {error.strerror}") from None
+        raise BadInput(f"--picture {picture}: {error.strerror}") from None
 
 
 def facts(outcome: "Outcome") -> dict[str, object]:
