@@ -82,7 +82,7 @@ MEGATRON = "everstep/megatron.py"
 MODULES = {
     "everstep.huggingface": (
         Public("EverstepCallback", "everstep/huggingface.py", hidden=(
-            "on_init_end", "on_train_begin", "on_step_begin", "on_step_end", "on_log", "on_train_end",
+            "on_init_end", "on_train_begin", "on_epoch_begin", "on_step_begin", "on_step_end", "on_log", "on_train_end",
         )),
     ),
     "everstep.lightning": (

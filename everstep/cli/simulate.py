@@ -76,6 +76,8 @@ def run(flags: Simulate) -> int:
     policies = _policies(flags.policies)
     costs_by_policy = {policy.name: _costs(policy.costs or flags.costs) for policy in policies}
     trace = _trace(flags, flags.nodes + max(policy.spares for policy in policies))
+    if flags.picture:
+        _write(flags.picture, "", "a")  # Before minutes of simulation that it cannot hold.
     outcomes = []
     for policy in policies:
         began = time.process_time()
@@ -83,11 +85,7 @@ def run(flags: Simulate) -> int:
         print(f"{policy.name}: simulated in {time.process_time() - began:.1f} s of CPU time", file=sys.stderr)
     if flags.picture:
         title = f"{flags.nodes} nodes, {flags.days:g} days, {len(trace.failures)} failures, seed {flags.seed}"
-        try:
-            flags.picture.parent.mkdir(parents=True, exist_ok=True)
-            flags.picture.write_text(draw(outcomes, title))
-        except OSError as error:
-            raise BadInput(f"--picture {flags.picture}: {error.strerror}") from None
+        _write(flags.picture, draw(outcomes, title), "w")
     print(json.dumps([facts(outcome) for outcome in outcomes], indent=1) if flags.output == "json" else table(outcomes))
     return 0
 
@@ -105,6 +103,16 @@ def _progress(name: str) -> Callable[[float], None]:
             print(f"{name}: {share:.0%} simulated, {left_s:.0f} s left", file=sys.stderr, flush=True)
 
     return tell
+
+
+def _write(picture: Path, text: str, mode: Literal["a", "w"]) -> None:
+    """Write it, or append to it. Raises BadInput."""
+    try:
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        with picture.open(mode) as file:
+            file.write(text)
+    except OSError as error:
+        raise BadInput(f"--picture {picture}: {error.strerror}") from None
 
 
 def facts(outcome: "Outcome") -> dict[str, object]:

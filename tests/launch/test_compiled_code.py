@@ -18,6 +18,7 @@ import torch
 import torch._inductor.config
 
 torch._inductor.config.cpp_cache_precompile_headers = False  # They take longer than the rest.
+torch._inductor.config.cpp.vec_isa_ok = False  # To see what vectors this processor has, it compiles once more.
 with open("worker", "w") as file:
     file.write(str(os.getpid()))
 print("twice 21 is", int(torch.compile(lambda x: x + x.sin() * 0)(torch.tensor(21)) * 2), flush=True)

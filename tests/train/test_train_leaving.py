@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tests.harness import TrainStep, wait_until
 
-LAST = 400
-SCRIPT = f"""
+SCRIPT = """
 import threading
 from pathlib import Path
 
@@ -16,32 +15,48 @@ import torch.distributed
 import everstep
 
 job = everstep.init()
-state = {{"w": torch.zeros(3)}}
+state = {"w": torch.zeros(3)}
 checkpointer = everstep.Checkpointer(state)
-for iteration in range(checkpointer.load(state) + 1, {LAST + 1}):
-    one = torch.ones(1)
+iteration, stop = checkpointer.load(state), False
+while not stop:
+    iteration += 1
+    one = torch.tensor([1.0, job.rank == 0 and Path(STOP).exists()])
     torch.distributed.all_reduce(one)
-    state["w"] += one / job.world_size
+    state["w"] += one[0] / job.world_size
     checkpointer.save(iteration, state)
+    stop = bool(one[1])
     if job.rank == 0:
         with Path(DONE).open("a") as done:
-            done.write(f"{{iteration}} {{int(state['w'][0])}}\\n")
-    threading.Event().wait(0.1)  # Longer than a node has to go.
+            done.write(f"{iteration} {int(state['w'][0])}\\n")
+    threading.Event().wait(0.1)
 checkpointer.finish(state)
 """
+AFTERWARDS = 20
+"""Iterations in the next round: of the replacement too, if it has come by the time that its node must go."""
+
+
+def rounds(step: TrainStep) -> int:
+    """How many were formed so far."""
+    return [record["kind"] for record in step.records()].count("RoundFormed")
 
 
 def test_a_preempted_node_is_replaced_and_what_it_did_is_kept(tmp_path: Path, dataset: Path) -> None:
-    script, done_path = tmp_path / "mine.py", tmp_path / "done"
-    script.write_text(f"DONE = {str(done_path)!r}\n{SCRIPT}")
+    script, done_path, stop_path = tmp_path / "mine.py", tmp_path / "done", tmp_path / "stop"
+    script.write_text(f"DONE, STOP = {str(done_path)!r}, {str(stop_path)!r}\n{SCRIPT}")
     flags = {"dataset": str(dataset), "script": str(script), "nodes": "2"}
     step = TrainStep(tmp_path / "run", tmp_path / "store", flags=flags)
+
+    def done() -> int:
+        return len(done_path.read_text().splitlines()) if done_path.exists() else 0
+
     try:
         step.start()
-        wait_until(
-            lambda: (done_path.exists() and len(done_path.read_text().splitlines()) >= 5) or step.over(), "iterations"
-        )
+        wait_until(lambda: done() >= 5 or step.over(), "iterations")
         step.agents()[0].send_signal(signal.SIGTERM)
+        wait_until(lambda: rounds(step) > 1 or step.over(), "the next round", pause_s=0.2)
+        before = done()
+        wait_until(lambda: done() >= before + AFTERWARDS or step.over(), "iterations in the next round")
+        stop_path.touch()
         assert step.finish() == 0, step.last_words()
     finally:
         step.kill_all()
@@ -54,5 +69,5 @@ def test_a_preempted_node_is_replaced_and_what_it_did_is_kept(tmp_path: Path, da
     lines = [tuple(map(int, line.split())) for line in done_path.read_text().splitlines()]
     assert all(iteration == applied for iteration, applied in lines), "each iteration was applied once"
     again = sum(times - 1 for times in Counter(lines).values())
-    untold = set(range(1, LAST + 1)) - {iteration for iteration, _ in lines}
+    untold = set(range(1, max(lines)[0] + 1)) - {iteration for iteration, _ in lines}
     assert again + len(untold) <= len(broken), "whoever writes them down is killed in the midst of one"
