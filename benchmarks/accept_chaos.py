@@ -109,11 +109,19 @@ def _rows(promise: str, names: Sequence[str], page: str) -> Iterator[Line]:
 
 def week(_: argparse.Namespace) -> Iterator[Line]:
     """A week of 10,000 nodes with losses of whole switches."""
-    began = time.monotonic()
+    began, before = time.monotonic(), _cpu_of_commands()
     (row,) = _simulate("--nodes", str(WEEK_NODES), "--burst-hours", "24", "--policies", "default:")
-    seconds = time.monotonic() - began
-    measured_text = f"{seconds:.0f} s, {row['failures']} failures, {row['events']} events, goodput {row['goodput']:.2%}"
-    yield Line("simulator: a week of 10,000 nodes with bursts", f"<= {WEEK_S:.0f} s", measured_text, seconds <= WEEK_S)
+    clock_s, seconds = time.monotonic() - began, _cpu_of_commands() - before
+    facts_text = f"{row['failures']} failures, {row['events']} events, goodput {row['goodput']:.2%}"
+    measured_text = f"{seconds:.0f} s of CPU time, {clock_s:.0f} s on the clock, {facts_text}"
+    budget_text = f"<= {WEEK_S:.0f} s of one core"
+    yield Line("simulator: a week of 10,000 nodes with bursts", budget_text, measured_text, seconds <= WEEK_S)
+
+
+def _cpu_of_commands() -> float:
+    """CPU seconds of the commands that have ended so far."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def published_simulation(_: argparse.Namespace) -> Iterator[Line]:
