@@ -26,6 +26,7 @@ import msgspec
 
 from everstep.runtime.agent.forkserver_client import LARGEST_PACKET, Clone, Exited, Forked, Ready, Signal, Spawn
 from everstep.runtime.agent.preload import import_turn, preload, why_not_to_fork
+from everstep.runtime.agent.process_group import signal_group
 from everstep.runtime.agent.script import exec_arguments, run_and_exit
 from everstep.runtime.agent.tcp_store import restrict_torch_store
 from everstep.runtime.system import life_line
@@ -197,15 +198,6 @@ def _serve(server: _Server) -> NoReturn:
     finally:
         server.end_workers()
     os._exit(0)  # torch's exit handlers take half a second.
-
-
-def signal_group(pid: int, signum: int) -> None:
-    """Signal the process group of a worker that was not waited for yet; only the worker until it has made its group."""
-    with suppress(ProcessLookupError, PermissionError):
-        try:
-            os.killpg(pid, signum)
-        except ProcessLookupError:
-            os.kill(pid, signum)
 
 
 def _preload_in_turn(command: Sequence[str], modules: Sequence[str]) -> list[str]:

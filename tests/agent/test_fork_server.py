@@ -16,13 +16,14 @@ from typing import NamedTuple
 import pytest
 
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
-from everstep.runtime.agent.forkserver import signal_group
 from everstep.runtime.agent.forkserver_process import ForkServerProcess, start_fork_server
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.preload import import_turn
+from everstep.runtime.agent.process_group import signal_group
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.worker_ends import WorkerEnd
 from everstep.runtime.agent.workers import Workers, WorkerSpec
+from tests.launch.launchers import until
 
 DEADLINE_S = 60
 
@@ -288,6 +289,39 @@ def test_a_dead_workers_process_group_dies_with_it(tmp_path: Path) -> None:
     died.register(sleeper, select.POLLIN)
     assert died.poll(DEADLINE_S * 1000), "the worker's child lives"
     os.close(sleeper)
+
+
+SHARES = """
+import multiprocessing, os, subprocess, sys
+from multiprocessing.shared_memory import SharedMemory
+if __name__ == "__main__":
+    memory, semaphore = SharedMemory(create=True, size=1 << 20), multiprocessing.get_context("spawn").Semaphore()
+    child = subprocess.Popen(["sleep", "1000"])
+    print(memory.name, semaphore._semlock.name.removeprefix("/"), child.pid, flush=True)
+    if sys.argv[1:] == ["dies"]:
+        os.kill(os.getpid(), 9)
+    child.wait()
+"""
+"""It leaves memory, a semaphore and a child."""
+
+
+@pytest.mark.parametrize("dies", [True, False], ids=["it dies", "it is killed"])
+def test_what_a_killed_worker_shared_in_memory_is_removed_and_its_group_is_gone(tmp_path: Path, dies: bool) -> None:
+    script = write(tmp_path, "train.py", SHARES)
+    if dies:
+        ran = run_worker(tmp_path, [script, "dies"])
+        assert ran.end.exit_code == -signal.SIGKILL
+        words = ran.output.splitlines()[0].removeprefix("[0] ").split()
+    else:
+        command = [sys.executable, script]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as worker:
+            assert worker.stdout is not None
+            words = worker.stdout.readline().split()
+            assert Path("/dev/shm", words[0]).exists()
+            assert Path("/dev/shm", f"sem.{words[1]}").exists()
+            signal_group(worker.pid, signal.SIGKILL)
+    left = [Path("/dev/shm", words[0]), Path("/dev/shm", f"sem.{words[1]}"), Path("/proc", words[2])]
+    until(lambda: not any(path.exists() for path in left), lambda: f"there is still one of {left}")
 
 
 def test_a_fork_finds_torch_as_told_and_what_its_optimizer_will_import(tmp_path: Path) -> None:
