@@ -20,6 +20,11 @@ _OF_WORKER = (
 )  # fmt: skip
 """The launcher's own: an mpirun that passes its environment on would give them to every process."""
 
+_AGENTS = (
+    "OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC",
+)  # fmt: skip
+"""What starts processes on other hosts: Open MPI to 4, from 5 on, Intel MPI, MPICH."""
+
 
 def main(command: list[str]) -> int:
     """Become the command; returns an exit code if that cannot be."""
@@ -54,11 +59,11 @@ def variables(hosts: dict[str, int], folder: Path) -> dict[str, str]:
     of_hosts = {
         "OMPI_MCA_orte_default_hostfile": str(open_mpi), "OMPI_MCA_orte_set_default_slots": slots,
         "OMPI_MCA_orte_keep_fqdn_hostnames": "true", "OMPI_MCA_plm_rsh_no_tree_spawn": "true",
+        "PRTE_MCA_prte_default_hostfile": str(open_mpi), "PRTE_MCA_plm_ssh_no_tree_spawn": "true",
         "I_MPI_HYDRA_HOST_FILE": str(hydra), "I_MPI_PERHOST": slots, "HYDRA_HOST_FILE": str(hydra),
         "MPI_HOST": ",".join(host for host, count in hosts.items() for _ in range(count)),
     }  # fmt: skip
-    agents = ("OMPI_MCA_plm_rsh_agent", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC")
-    return of_hosts | (dict.fromkeys(agents, f"{ssh}/ssh") if ssh else {})
+    return of_hosts | (dict.fromkeys(_AGENTS, f"{ssh}/ssh") if ssh else {})
 
 
 def _refuse(reason: str, code: int = ExitCode.BAD_INPUT) -> int:

@@ -31,7 +31,8 @@ def test_each_mpi_finds_the_rounds_hosts_and_the_jobs_ssh_and_no_rank(tmp_path: 
     assert Path(found["HYDRA_HOST_FILE"]).read_text() == "10.0.0.1:2\n10.0.0.2:1\n"
     assert found["MPI_HOST"] == "10.0.0.1,10.0.0.1,10.0.0.2"
     assert (found["OMPI_MCA_orte_set_default_slots"], found["I_MPI_PERHOST"]) == ("2", "2")
-    agents = ("OMPI_MCA_plm_rsh_agent", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC")
+    assert found["PRTE_MCA_prte_default_hostfile"] == found["OMPI_MCA_orte_default_hostfile"]
+    agents = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC")
     assert {found[name] for name in agents} == {"/keys/ssh"}
     assert found["OWN"] == "1"
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & found.keys()
