@@ -190,6 +190,9 @@ A step's arguments are its [flags](flags.md#steps), spelled as Python names. A t
 ## `everstep.keep_running`
 {docstring(parse("everstep/keep_running.py"))}
 
+## `everstep.mpi_hosts`
+{docstring(parse("everstep/mpi_hosts.py"))}
+
 ## `everstep.ssh_server`
 {docstring(parse("everstep/ssh_server.py"))}
 

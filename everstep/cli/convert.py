@@ -21,9 +21,10 @@ _OF_CLUSTER = ("service_account", "store_secret")
 
 @dataclass(frozen=True)
 class Convert:
-    """Print an ElasticJob, AITrainingJob, Volcano Job, PyTorchJob, TFJob, TrainJob or RayJob as an Argo Workflow.
+    """Print another system's job as an Argo Workflow.
 
-    Fields without a counterpart are listed on stderr."""
+    It is an ElasticJob, AITrainingJob, Volcano Job, PyTorchJob, TFJob, MPIJob, TrainJob or RayJob. Fields without a
+    counterpart are listed on stderr."""
 
     file: Annotated[Path, Flag(metavar="FILE", is_positional=True)]
     """The job's manifest; -: standard input, such as `kubectl get pytorchjob NAME -o yaml`."""

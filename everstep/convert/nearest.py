@@ -29,7 +29,6 @@ _NEAREST = {
     "plugins": "RANK, WORLD_SIZE, MASTER_ADDR, by which workers find each other; there is no /etc/volcano, and no ssh",
     "ssh": "RANK, WORLD_SIZE, MASTER_ADDR, by which workers find each other; for mpirun and horovodrun frameworkType: "
     "horovod in a job spec, which brings keys and hosts",
-    "mpi": "frameworkType: horovod in a job spec",
     "initContainers": "waitsFor in a job spec; else initContainers of the Argo template",
     "restartPolicy": "retryStrategy of the step, restartPolicy in a job spec",
     "schedulerName": "--gang volcano, koordinator, coscheduling or kueue",

@@ -16,6 +16,11 @@ SMALL = {
         "--network-check --exclude-straggler --nnodes=2:$NODE_NUM --nproc_per_node=2": "--nnodes=1:$NODE_NUM",
         "replicas: 4": "replicas: 2", "cpu: \"8\"": "cpu: \"1\"", "16Gi": "1Gi",
     },
+    "mpi_job": {
+        "slotsPerWorker: 2": "slotsPerWorker: 1", "replicas: 3": "replicas: 2", "minAvailable: 4": "minAvailable: 3",
+        '"6"': '"2"', "command: [/usr/sbin/sshd]": "command: [sleep]", "[-De, -f, /home/mpiuser/.sshd_config]": "[inf]",
+        'cpu: "4", memory: 16Gi, nvidia.com/gpu: 2': 'cpu: "1", memory: 1Gi',
+    },
     "parameter_servers": {"memory: 8Gi": "memory: 1Gi", "memory: 4Gi": "memory: 1Gi"},
     "pytorch_job": {
         "minReplicas: 5, maxReplicas: 10": "minReplicas: 1, maxReplicas: 2", "nProcPerNode: 4": "nProcPerNode: 1",
@@ -31,6 +36,7 @@ SMALL = {
         "replicas: 4": "replicas: 2", "minAvailable: 2": "minAvailable: 1",
         "{image: nginx, name: nginx}": "{image: nginx, name: nginx, command: [python, train.py]}",
     },
+    "volcano_mpi": {"mkdir -p /var/run/sshd; /usr/sbin/sshd -D;": "sleep inf"},
 }  # fmt: skip
 """What of each is made smaller, or is not on this machine."""
 SCRIPTS = ("train.py", "imagenet.py", "mnist.py", "trainer.py", "bench.py")
@@ -61,6 +67,16 @@ if role == "ps":
 """The ranks wait for each other, as in a training: a job ends with its chief and workers, however late its ps is."""
 PYTHON = f'exec {sys.executable} "$@"'
 """Stands for the python of an image."""
+_EACH = """while read host; do
+    ROLE_NAME=launcher RANK=$((rank)) WORLD_SIZE=2 MASTER_ADDR=$host MASTER_PORT=0 python bench.py
+    rank=$((rank + 1))
+done"""
+LAUNCHERS = {
+    "horovodrun": "exec python bench.py",
+    "mpirun": f"sed 's/\\(.*\\) slots=2$/\\1\\n\\1/' \"$OMPI_MCA_orte_default_hostfile\" | {_EACH}",
+    "mpiexec": f"echo \"$3\" | tr , '\\n' | {_EACH}",
+}
+"""Each rank of the last two is told a host: a line of the hosts' file for each slot of its two, or one of `--host`."""
 RANKS = {"ai_training_job": 1, "parameter_servers": 4, "tf_job": 4}
 """So many ranks run the script; else 2."""
 

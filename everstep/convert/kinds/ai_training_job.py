@@ -1,14 +1,14 @@
 """Baidu CCE's AITrainingJob (kongming.cce.baidubce.com/v1). The job spec has its fields by the same names."""
 
-import re
 from dataclasses import replace
 from typing import Any
 
 from everstep.convert.field_reader import Fields, number_in
 from everstep.convert.nearest import nearest
 from everstep.convert.pods import read_pod, read_texts
-from everstep.convert.shell import filled_in_at_start, place_of_text
+from everstep.convert.shell import filled_in_at_start
 from everstep.convert.source import Pod, Role, SourceJob
+from everstep.convert.ssh_hosts import DISCOVERY, KEYS, outliving_rounds, with_own_server, with_own_ssh
 from everstep.runtime.job.spec import LAUNCHER, TENSORFLOW_ROLES
 from everstep.runtime.job.spec_values import USUAL_PRIORITY
 from everstep.runtime.protocol.rounds import Framework
@@ -20,19 +20,6 @@ _ROLE = {
 }  # fmt: skip
 _DISCOVERY = "/etc/edl/discover_hosts.sh"
 """Where its discovery plugin puts the script."""
-_OWN_DISCOVERY = "EVERSTEP_DISCOVERY_SCRIPT"
-"""The variable with the path of the round's own one."""
-_OWN_SSH = "export PATH=$EVERSTEP_SSH:$PATH"
-_SERVER = ("python", "-m", "everstep.ssh_server")
-_SSHD = re.compile(r"\s*(/usr/sbin/)?sshd(\s+-D)?(\s*(&&|;)\s*sleep\s+(inf|infinity|\d+[smhd]?))?\s*")
-"""A command that does nothing but serve ssh."""
-_KEYS = (
-    f"the job's keys are in $EVERSTEP_SSH: the launcher's command begins with {_OWN_SSH}, {' '.join(_SERVER)} takes "
-    "the place of sshd, and the image needs openssh-client, openssh-server, and a name and a shell for the user of its "
-    "pods (1000 unless a securityContext says otherwise)"
-)
-_NO_SERVER = f"its command starts more than sshd, or none: have it run {' '.join(_SERVER)}"
-_KEEP_RUNNING = ("python", "-m", "everstep.keep_running")
 _BARRIER = "--barrier_roles="
 _JOB = {
     "completePolicy": str, "failPolicy": str, "cleanPodPolicy": str, "timeLimit": int, "schedulerName": str,
@@ -51,7 +38,7 @@ def read(fields: Fields) -> SourceJob:
     if policies.get("frameworkType") == Framework.HOROVOD:
         if fields.has("spec", "plugin", "ssh"):
             roles_read = [replace(role, pod=_with_own_keys(fields, role)) for role in roles_read]
-        roles_read = [replace(role, pod=_outliving_rounds(role.pod)) for role in roles_read]
+        roles_read = [replace(role, pod=outliving_rounds(role.pod)) for role in roles_read]
     if not tolerant:
         roles_read = [replace(role, policies={"restartPolicy": "Never", **role.policies}) for role in roles_read]
     priority = fields.take(str, "spec", "priority", default=USUAL_PRIORITY)
@@ -73,7 +60,7 @@ def _framework(fields: Fields, roles: list[str]) -> dict[str, Any]:
             for name in fields.keys("spec", "plugin"):
                 read_texts(fields, ("spec", "plugin", name))
             if fields.has("spec", "plugin", "ssh"):
-                fields.note(_KEYS, "spec", "plugin", "ssh")
+                fields.note(KEYS, "spec", "plugin", "ssh")
         return {"frameworkType": framework}
     if framework not in ("", Framework.PYTORCH):
         fields.note(f"no counterpart for these roles; nearest: {nearest(('frameworkType',))}", "spec", "frameworkType")
@@ -82,24 +69,9 @@ def _framework(fields: Fields, roles: list[str]) -> dict[str, Any]:
 
 def _with_own_keys(fields: Fields, role: Role) -> Pod:
     """With a command that uses the job's keys: the launcher's ssh, or the server of another role."""
-    words = list(role.pod.command)
-    place = place_of_text(words)
-    text = words[place] if place else " ".join(words)
-    if not text:
-        return role.pod
-    if role.name != LAUNCHER:
-        if not _SSHD.fullmatch(text):
-            fields.note(_NO_SERVER, "spec", "replicaSpecs", role.name)
-            return role.pod
-        return replace(role.pod, command=_SERVER)
-    if place:  # Within: a login shell's profile may set PATH anew.
-        return replace(role.pod, command=(*words[:place], f"{_OWN_SSH}; {text}", *words[place + 1 :]))
-    return replace(role.pod, command=("sh", "-c", f'{_OWN_SSH}; exec "$@"', "sh", *words))
-
-
-def _outliving_rounds(pod: Pod) -> Pod:
-    """With a command that goes on when nodes come and go: launcher and servers of ssh look for themselves."""
-    return replace(pod, command=(*_KEEP_RUNNING, *pod.command)) if pod.command else pod
+    if role.name == LAUNCHER:
+        return with_own_ssh(role.pod)
+    return with_own_server(fields, role.pod, "spec", "replicaSpecs", role.name)
 
 
 def _awaited(fields: Fields, path: FieldPath, roles: list[str]) -> list[str]:
@@ -139,8 +111,8 @@ def _role(fields: Fields, name: str, roles: list[str]) -> Role:
 
 def _with_own_discovery(command: tuple[str, ...]) -> tuple[str, ...]:
     """With the round's discovery script in the place of the plugin's."""
-    words = [word.replace(_DISCOVERY, f"$({_OWN_DISCOVERY})") for word in command]
-    return filled_in_at_start(words, {_OWN_DISCOVERY: _OWN_DISCOVERY})
+    words = [word.replace(_DISCOVERY, f"$({DISCOVERY})") for word in command]
+    return filled_in_at_start(words, {DISCOVERY: DISCOVERY})
 
 
 def _mend_policy(policies: dict[str, Any]) -> bool:

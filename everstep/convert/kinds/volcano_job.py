@@ -4,11 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 from everstep.convert.field_reader import Fields
+from everstep.convert.kinds.volcano_mpi import IN_MASTER, has_mpi, with_mpi
 from everstep.convert.kinds.volcano_volumes import with_volumes
 from everstep.convert.names import role_name
 from everstep.convert.pods import read_pod, read_texts
 from everstep.convert.run_policy import read_run
 from everstep.convert.source import Role, SourceJob
+from everstep.runtime.protocol.rounds import Framework
 
 _INDEX = ("VC_TASK_INDEX", "VK_TASK_INDEX")
 _SVC = (
@@ -36,6 +38,8 @@ def read(fields: Fields) -> SourceJob:
     if "pytorch" in fields.keys("spec", "plugins"):  # Its variables are there.
         read_texts(fields, ("spec", "plugins", "pytorch"))
     policies, variables, operators = _variables(fields, count)
+    if mpi := has_mpi(fields):
+        policies, operators = {"frameworkType": Framework.HOROVOD.value}, IN_MASTER
     completing = [number for number in range(count) if _completes(fields, number)]
     policies |= {"completePolicy": "Any"} if completing else {}
     spare = total - fields.count("spec", "minAvailable", default=total, most=total)
@@ -46,6 +50,7 @@ def read(fields: Fields) -> SourceJob:
             replace(role, policies={**role.policies, "completePolicy": end})
             for role, end in zip(roles, ends, strict=True)
         ]
+    roles = with_mpi(fields, roles) if mpi else roles
     mounting, claims = with_volumes(fields, roles)
     return SourceJob(mounting, arguments, policies, variables, run=read_run(fields, "spec"), claims=claims)
 
@@ -53,7 +58,7 @@ def read(fields: Fields) -> SourceJob:
 def _variables(fields: Fields, count: int) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
     """(the job spec's frameworkType, the values that are known here of what the plugin svc sets in all pods, the names
     of all that is set with those of the worker's variables) for the plugins env and svc. Raises ConvertError."""
-    plugins = [name for name in ("env", "svc") if fields.has("spec", "plugins", name)]
+    plugins = [name for name in ("env", "svc") if fields.has("spec", "plugins", name) and not has_mpi(fields)]
     for name in plugins:
         read_texts(fields, ("spec", "plugins", name))
     if not plugins:

@@ -1,0 +1,53 @@
+"""`python -m everstep.mpi_hosts`: what mpirun finds of a round's hosts."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
+
+
+def run(folder: Path, hosts: str, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The program, with a discovery script that prints the hosts; none if there are none."""
+    if hosts:
+        script = folder / "discover_hosts.sh"
+        script.write_text(f"#!/bin/sh\nprintf '{hosts}'\n")
+        script.chmod(0o700)
+        variables["EVERSTEP_DISCOVERY_SCRIPT"] = str(script)
+    words = [sys.executable, "-m", "everstep.mpi_hosts", *command]
+    path = {"PATH": "/usr/bin:/bin"}
+    return subprocess.run(words, env=path | variables, capture_output=True, text=True, check=False)
+
+
+def test_each_mpi_finds_the_rounds_hosts_and_the_jobs_ssh_and_no_rank(tmp_path: Path) -> None:
+    own = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "here", "OWN": "1", "EVERSTEP_SSH": "/keys"}
+    ended = run(tmp_path, "10.0.0.1:2\\n10.0.0.2:1\\n", sys.executable, "-c", SHOW, **own)
+    found = json.loads(ended.stdout)
+    assert Path(found["OMPI_MCA_orte_default_hostfile"]).read_text() == "10.0.0.1 slots=2\n10.0.0.2 slots=1\n"
+    assert found["I_MPI_HYDRA_HOST_FILE"] == found["HYDRA_HOST_FILE"]
+    assert Path(found["HYDRA_HOST_FILE"]).read_text() == "10.0.0.1:2\n10.0.0.2:1\n"
+    assert found["MPI_HOST"] == "10.0.0.1,10.0.0.1,10.0.0.2"
+    assert (found["OMPI_MCA_orte_set_default_slots"], found["I_MPI_PERHOST"]) == ("2", "2")
+    assert found["PRTE_MCA_prte_default_hostfile"] == found["OMPI_MCA_orte_default_hostfile"]
+    agents = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC")
+    assert {found[name] for name in agents} == {"/keys/ssh"}
+    assert found["OWN"] == "1"
+    assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & found.keys()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "command", "code", "said"),
+    [
+        ("a:1\\n", [], 2, "no command; write python -m everstep.mpi_hosts COMMAND"),
+        ("", ["true"], 2, "EVERSTEP_DISCOVERY_SCRIPT is not set; run it in the launcher of a job spec"),
+        ("a:1\\n", ["no-such-mpirun"], 127, "no-such-mpirun: no such program"),
+    ],
+)
+def test_what_is_missing_is_one_line(hosts: str, command: list[str], code: int, said: str, tmp_path: Path) -> None:
+    ended = run(tmp_path, hosts, *command)
+    assert ended.returncode == code
+    assert ended.stderr.startswith(f"everstep.mpi_hosts: {said}")
+    assert ended.stderr.count("\n") == 1
