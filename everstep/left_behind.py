@@ -16,7 +16,7 @@ class LeftBehind:
     """Counts this process's open files and Python's threads between two rounds, and says, once, what grows."""
 
     def __init__(self) -> None:
-        self._counts = dict[str, list[int]]()
+        self._counts = dict[str, list[Counter[str]]]()
         self._said = set[str]()
 
     def look(self) -> None:
@@ -28,15 +28,17 @@ class LeftBehind:
 
     def _note(self, kind: str, names: list[str], mend: str) -> None:
         counts = self._counts.setdefault(kind, [])
-        counts.append(len(names))
+        counts.append(Counter(names))
         del counts[: -_ROUNDS - 1]
-        grows = len(counts) > _ROUNDS and all(less < more for less, more in pairwise(counts))
+        grows = len(counts) > _ROUNDS and all(less.total() < more.total() for less, more in pairwise(counts))
         if grows and kind not in self._said:
             self._said.add(kind)
-            name, count = Counter(names).most_common(1)[0]
+            first, last = counts[0], counts[-1]
+            name, count = (last - first).most_common(1)[0]
+            grown = f"{first.total()} became {last.total()}, of the new ones {count} are {name}"
             print(
-                f"everstep: each of the last {_ROUNDS} rounds has left more {kind} in this process: {counts[0]} became "
-                f"{counts[-1]}, of which {count} are {name}; {mend}, or make them once and `job.keep` them",
+                f"everstep: each of the last {_ROUNDS} rounds has left more {kind} in this process: {grown}; {mend}, or "
+                "make them once and `job.keep` them",
                 file=sys.stderr,
             )
 

@@ -139,6 +139,8 @@ def test_an_error_of_the_scripts_own_is_no_connections_and_waits_only_if_it_may_
 
 def test_files_and_threads_that_each_round_leaves_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     left_behind, ended, files = LeftBehind(), threading.Event(), list[int]()
+    for number in range(20):  # Others that were there before.
+        threading.Thread(target=ended.wait, name=f"Thread-{number}", daemon=True).start()
     try:
         for _ in range(15):
             left_behind.look()
