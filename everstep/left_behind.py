@@ -37,8 +37,8 @@ class LeftBehind:
             name, count = (last - first).most_common(1)[0]
             grown = f"{first.total()} became {last.total()}, of the new ones {count} are {name}"
             print(
-                f"everstep: each of the last {_ROUNDS} rounds has left more {kind} in this process: {grown}; {mend}, or "
-                "make them once and `job.keep` them",
+                f"everstep: each of the last {_ROUNDS} rounds has left more {kind} in this process: {grown}; {mend}, "
+                "or make them once and `job.keep` them",
                 file=sys.stderr,
             )
 
