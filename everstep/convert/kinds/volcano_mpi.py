@@ -29,7 +29,8 @@ def has_mpi(fields: Fields) -> bool:
 
 def with_mpi(fields: Fields, roles: Sequence[Role]) -> tuple[Role, ...]:
     """The roles, of which the master's is the launcher's, and comes first. Raises ConvertError."""
-    flags = dict(word.lstrip("-").partition("=")[::2] for word in read_texts(fields, _PLUGIN))
+    parts = (word.lstrip("-").partition("=") for word in read_texts(fields, _PLUGIN))
+    flags = {name: value for name, _, value in parts}
     for name in ("ssh", "svc", "env"):
         read_texts(fields, ("spec", "plugins", name))
     if names := [name for name in ("svc", "env") if fields.has("spec", "plugins", name)]:
