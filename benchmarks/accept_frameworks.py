@@ -53,8 +53,14 @@ DATA = {
     ),
 }  # fmt: skip
 FORMATS = {
-    "convert: six kinds, linted clean, as YAML and Python": (
+    "convert: seven kinds, linted clean, as YAML and Python": (
         f"{CONVERT}::each_kind", f"{CONVERT}::python_pipeline", f"{CONVERT}::sizes_of_each_kind",
+    ),
+    "convert: accelerate launch and deepspeed give way to the train step, with their sizes and variables": (
+        "tests/convert/test_accelerate_and_deepspeed.py",
+    ),
+    "convert: MPIJob, Volcano's plugin mpi; mpirun starts anew on each round's hosts, by ssh between machines": (
+        "tests/convert/test_mpi_job.py", "tests/agent/test_mpi_hosts.py", "tests/frameworks/test_mpirun_ssh.py",
     ),
     "convert: each field carried or listed with the nearest": (
         f"{CONVERT}::no_counterpart", f"{CONVERT}::the_pod_is_the_roles", f"{CONVERT}::first_roles_pod",
