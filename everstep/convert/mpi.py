@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 
 from everstep.convert.field_reader import Fields, number_in
-from everstep.convert.shell import filled_in_at_start
 from everstep.convert.source import Role
 from everstep.convert.ssh_hosts import (
     DISCOVERY,
@@ -49,14 +48,6 @@ def with_launcher(
         return replace(launcher, name=LAUNCHER, pod=outliving_rounds(pod)), _between_its_limits(hosts, text)
     fields.note(_NOT_ELASTIC, *places[0])
     return replace(launcher, name=LAUNCHER, pod=with_mpi_hosts(pod)), replace(hosts, min_nodes=hosts.nodes)
-
-
-def with_own_files(command: tuple[str, ...], files: dict[str, str]) -> tuple[str, ...]:
-    """The command in which the variables of a round's files stand for the paths where an operator puts such files."""
-    words = list(command)
-    for path, variable in files.items():
-        words = [word.replace(path, f"$({variable})") for word in words]
-    return filled_in_at_start(words, {variable: variable for variable in files.values()})
 
 
 def _between_its_limits(hosts: Role, text: str) -> Role:

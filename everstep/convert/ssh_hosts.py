@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from everstep.convert.field_reader import Fields
-from everstep.convert.shell import place_of_text
+from everstep.convert.shell import filled_in_at_start, place_of_text
 from everstep.convert.source import Pod
 
 DISCOVERY = "EVERSTEP_DISCOVERY_SCRIPT"
@@ -59,3 +59,11 @@ def outliving_rounds(pod: Pod) -> Pod:
 def with_mpi_hosts(pod: Pod) -> Pod:
     """With a command that each round starts anew, with the round's hosts."""
     return replace(pod, command=(*_MPI_HOSTS, *pod.command)) if pod.command else pod
+
+
+def with_own_files(command: tuple[str, ...], files: dict[str, str]) -> tuple[str, ...]:
+    """The command in which the variables of a round's files stand for the paths where an operator puts such files."""
+    words = list(command)
+    for path, variable in files.items():
+        words = [word.replace(path, f"$({variable})") for word in words]
+    return filled_in_at_start(words, {variable: variable for variable in files.values()})

@@ -40,11 +40,30 @@ def start_time(pid: int) -> int | None:
 
     Raises OSError if that cannot be determined: without a free descriptor a live process must not look dead.
     """
+    fields = _stat_fields(pid)
+    return None if fields is None else int(fields[19])
+
+
+def group_of(pid: int) -> int | None:
+    """The process group of a live process; None and OSError as of `start_time`."""
+    fields = _stat_fields(pid)
+    return None if fields is None else int(fields[2])
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """What proc(5), stat, has after the name of a live process."""
     try:
         fields = (_PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except _GONE_ERRORS:
         return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    return None if fields[0] in "ZX" else fields
+
+
+def all_pids() -> Iterator[int]:
+    """Of all processes; none where there is no /proc."""
+    for entry in _PROCESSES.iterdir() if _PROCESSES.is_dir() else ():
+        if entry.name.isdigit():
+            yield int(entry.name)
 
 
 async def wait_for_end(pidfd: int) -> None:
@@ -59,19 +78,21 @@ async def wait_for_end(pidfd: int) -> None:
 
 def find_processes(belongs: Belongs) -> Iterator[int]:
     """The matching live processes, except the caller."""
-    for entry in _PROCESSES.iterdir() if _PROCESSES.is_dir() else ():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
+    for pid in all_pids():
         with suppress(*_GONE_ERRORS):
-            if belongs(_environment(int(entry.name))) and start_time(int(entry.name)) is not None:
-                yield int(entry.name)
+            if pid != os.getpid() and belongs(_environment(pid)) and start_time(pid) is not None:
+                yield pid
 
 
 def kill_processes(belongs: Belongs) -> int:
     """SIGKILL all matching processes until none is left. Returns how many were killed."""
     killed_count = 0
     for _ in range(_SWEEPS):
-        dying = [pidfd for pid in find_processes(belongs) if (pidfd := _kill(pid, belongs)) is not None]
+        dying = [
+            pidfd
+            for pid in find_processes(belongs)
+            if (pidfd := kill_checked(pid, lambda pid: belongs(_environment(pid)))) is not None
+        ]
         if not dying:
             break
         killed_count += len(dying)
@@ -83,14 +104,14 @@ def kill_processes(belongs: Belongs) -> int:
     return killed_count
 
 
-def _kill(pid: int, belongs: Belongs) -> int | None:
-    """Kill one process; returns its pidfd, or None if it was gone."""
+def kill_checked(pid: int, is_meant: Callable[[int], bool]) -> int | None:
+    """Kill one process if it is meant, and not a later one of its number; returns its pidfd, or None if it was gone."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
     with suppress(OSError):
-        if belongs(_environment(pid)):
+        if is_meant(pid):
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
             return pidfd
     os.close(pidfd)

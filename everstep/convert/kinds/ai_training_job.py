@@ -6,9 +6,8 @@ from typing import Any
 from everstep.convert.field_reader import Fields, number_in
 from everstep.convert.nearest import nearest
 from everstep.convert.pods import read_pod, read_texts
-from everstep.convert.shell import filled_in_at_start
 from everstep.convert.source import Pod, Role, SourceJob
-from everstep.convert.ssh_hosts import DISCOVERY, KEYS, outliving_rounds, with_own_server, with_own_ssh
+from everstep.convert.ssh_hosts import DISCOVERY, KEYS, outliving_rounds, with_own_files, with_own_server, with_own_ssh
 from everstep.runtime.job.spec import LAUNCHER, TENSORFLOW_ROLES
 from everstep.runtime.job.spec_values import USUAL_PRIORITY
 from everstep.runtime.protocol.rounds import Framework
@@ -106,13 +105,13 @@ def _role(fields: Fields, name: str, roles: list[str]) -> Role:
         policies["waitsFor"] = awaited
     least = fields.count(*path, "minReplicas", default=nodes)
     pod = read_pod(fields, (*path, "template"))
-    return Role(name, nodes, least, replace(pod, command=_with_own_discovery(pod.command)), policies=policies)
-
-
-def _with_own_discovery(command: tuple[str, ...]) -> tuple[str, ...]:
-    """With the round's discovery script in the place of the plugin's."""
-    words = [word.replace(_DISCOVERY, f"$({DISCOVERY})") for word in command]
-    return filled_in_at_start(words, {DISCOVERY: DISCOVERY})
+    return Role(
+        name,
+        nodes,
+        least,
+        replace(pod, command=with_own_files(pod.command, {_DISCOVERY: DISCOVERY})),
+        policies=policies,
+    )
 
 
 def _mend_policy(policies: dict[str, Any]) -> bool:

@@ -10,12 +10,12 @@ from typing import Any
 
 from everstep.convert.field_reader import Fields
 from everstep.convert.launcher import parse_launch
-from everstep.convert.mpi import with_launcher, with_own_files
+from everstep.convert.mpi import with_launcher
 from everstep.convert.pods import gpus_of, read_pod
 from everstep.convert.restarts import read_restarts
 from everstep.convert.run_policy import read_run, read_scheduling
 from everstep.convert.source import Pod, Role, SourceJob
-from everstep.convert.ssh_hosts import DISCOVERY
+from everstep.convert.ssh_hosts import DISCOVERY, with_own_files
 from everstep.runtime.protocol.rounds import Framework
 
 _REPLICAS, _RUN = ("spec", "mpiReplicaSpecs"), ("spec", "runPolicy")
