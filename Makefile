@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help finetune test suite test-long flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom images release docs reference picture screenshots ui-picture liveness soak drill-on-cluster survival clean accept-frameworks accept-chaos accept-seeing accept-survivors accept-gpu gpu-bundle test-metrics test-frameworks
+.PHONY: help finetune test suite test-long test-all flaky lint cluster-up cluster-down test-cluster test-second-s3 test-images bench accept-main-job accept-elastic accept-executor accept-preprocess accept-checkpoint accept-cluster accept-hardening accept-first-hour lock licences sbom images release docs reference picture screenshots ui-picture liveness soak drill-on-cluster survival clean accept-frameworks accept-chaos accept-seeing accept-survivors accept-gpu gpu-bundle test-metrics test-frameworks
 .DEFAULT_GOAL := help
 
 help:  ## what can be made
@@ -74,10 +74,13 @@ test: $(READY)  ## lint, and the tests, JOBS at a time (PART=checkpoint: what a 
 	@$(MAKE) --no-print-directory -j2 lint suite
 
 suite: $(READY)
-	$(SUITE) $(if $(PART),--part $(PART))
+	$(SUITE) $(if $(WHICH),--which $(WHICH)) $(if $(PART),--part $(PART))
 
 test-long: $(READY)  ## tests that `make test` skips as near-duplicates, and more examples (PROFILE=long)
-	$(SUITE) --long $(if $(PART),--part $(PART))
+	$(SUITE) --which long $(if $(PART),--part $(PART))
+
+test-all: $(READY)  ## what `make test` and `make test-long` do, with every test imported once
+	@$(MAKE) --no-print-directory -j2 lint suite WHICH=all
 
 flaky: $(READY)  ## one test 50 times under load: TEST=PATH::NAME, or words as of pytest -k
 	$(SUITE) --repeat '$(TEST)'

@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[1]
 CACHE = ROOT / ".pytest_cache"
 SEEN = ROOT / "tests" / "seen_flaking.txt"
 PART_S = 120
+MARKS = {"short": "not long", "long": "long", "all": ""}
+"""What pytest's -m selects."""
 MOST_RACES, TIMES_ALONE, TIMES_BESIDE_LOAD = 3, 5, 50
 
 
@@ -62,8 +64,8 @@ class Selection:
 
     paths: Sequence[str] = ()
     """None: all tests."""
-    long: bool = False
-    """Those marked `long`, instead of all others."""
+    which: str = "short"
+    """A key of MARKS."""
     jobs: int = 4
     """Tests at a time; 0: one after the other in this process."""
     profile: str = "dev"
@@ -78,11 +80,11 @@ class Selection:
 def run(selection: Selection, cache: Path = CACHE, flaky_list: Path = SEEN) -> int:
     """The tests, many at a time; up to three that fail again, alone. Returns the exit code."""
     print(f"seed {selection.seed} (again: make test SEED={selection.seed}), profile {selection.profile}", flush=True)
-    crowd, report_file = Crowd(), cache / ("long.xml" if selection.long else "tests.xml")
+    crowd, report_file = Crowd(), cache / ("long.xml" if selection.which == "long" else "tests.xml")
     pytest_arguments = [
         "-rs",
         "-m",
-        "long" if selection.long else "not long",
+        MARKS[selection.which],
         "-n",
         str(selection.jobs),
         "--dist",
@@ -184,7 +186,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.suite", description=__doc__)
     parser.add_argument("paths", nargs="*", help="files, folders or PATH::NAME; none: all tests")
     parser.add_argument("--part", default="", help="a folder of tests: its tests, and those of what is built on it")
-    parser.add_argument("--long", action="store_true", help="only the tests marked `long`, which are left out else")
+    parser.add_argument("--which", default="short", choices=MARKS, help="long: only the tests marked `long`")
     parser.add_argument("--jobs", type=int, default=4, help="tests at a time (they mostly wait)")
     parser.add_argument("--profile", default="dev", choices=["dev", "ci", "long"], help="examples per property")
     parser.add_argument("--seed", type=int, default=random.randrange(2**32), help="of all properties")
@@ -193,12 +195,12 @@ def main() -> int:
     options = parser.parse_args()
     try:
         paths = part_of(options.part, options.jobs) if options.part else options.paths
-        if options.long and not paths and not options.repeat:
+        if options.which == "long" and not paths and not options.repeat:
             paths = parts.files_with_long()
     except parts.NoPartError as why:
         print(why, file=sys.stderr)
         return 2
-    selection = Selection(paths, options.long, options.jobs, options.profile, options.seed)
+    selection = Selection(paths, options.which, options.jobs, options.profile, options.seed)
     return repeat(options.repeat, options.times, selection) if options.repeat else run(selection)
 
 
