@@ -1,6 +1,7 @@
 """The copies from and to a CUDA device, on a stand-in: what they call, in which order, on which device."""
 
 import gc
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -176,6 +177,46 @@ def test_memory_that_cannot_be_registered_is_told_in_cudas_words(stand: StandIn)
     with pytest.raises(RuntimeError, match=r"cudaHostRegister of 0.1 MB: out of memory \(2\)"):
         CudaCopies(torch.device("cpu")).register(memoryview(bytearray(100_000)))
     assert not stand.registered
+
+
+def test_a_driver_that_always_refuses_memory_is_asked_a_few_times_only(
+    stand: StandIn, node: Any, make_state: Callable[[int], dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand.refusal = 2
+    state = make_state(1)
+    node.begin(1)
+    checkpointer = Checkpointer(state, keeper=node.link())
+    node.has_memory()
+    for iteration in range(1, 31):
+        checkpointer.save(iteration, state)
+    checkpointer.flush(30)
+    checkpointer.close()
+    at_most = overlapped_saves._MOST_REFUSALS + 2  # Of the other slots, which are tried meanwhile.
+    assert overlapped_saves._MOST_REFUSALS <= capsys.readouterr().err.count("not pinned") <= at_most
+    assert node.newest().iteration == 30
+
+
+def test_small_tensors_of_every_type_are_packed_as_bytes_which_cudas_kernel_knows(
+    stand: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = torch.arange(12.0)
+    sources = [
+        values.to(torch.float8_e4m3fn), values.to(torch.float8_e5m2), values.to(torch.uint16), values[5],
+        torch.randn(3).to(torch.complex64).conj(), values.view(3, 4).T,
+    ]  # fmt: skip
+    ends = [*itertools.accumulate(source.nbytes for source in sources)]
+    target = torch.zeros(ends[-1], dtype=torch.uint8)
+    copy, dtypes = torch._foreach_copy_, set[torch.dtype]()
+
+    def note_types(targets: list[torch.Tensor], sources: list[torch.Tensor], *more: Any) -> None:
+        dtypes.update(tensor.dtype for tensor in (*targets, *sources))
+        copy(targets, sources, *more)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", note_types)
+    CudaCopies(torch.device("cpu")).begin([], [Gather(target, [0, *ends[:-1]], sources)]).wait()
+    assert dtypes == {torch.uint8}
+    for start, end, source in zip([0, *ends], ends, sources, strict=False):
+        assert torch.equal(target[start:end], source.resolve_conj().contiguous().flatten().view(torch.uint8))
 
 
 def test_a_block_with_small_and_large_pieces_goes_to_its_tensors(stand: StandIn) -> None:

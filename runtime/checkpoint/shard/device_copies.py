@@ -138,12 +138,14 @@ class CopyPlan:
 
 
 def packed_views(buffer: torch.Tensor, gather: Gather) -> list[torch.Tensor]:
-    """Where in `buffer`, as large as the target, each source belongs."""
-    ends = [start + source.nbytes for start, source in zip(gather.offsets, gather.sources, strict=True)]
-    return [
-        buffer[start:end].view(source.dtype).view(source.shape)
-        for start, end, source in zip(gather.offsets, ends, gather.sources, strict=True)
-    ]
+    """Where in `buffer`, as large as the target, the bytes of each source belong: (bytes,) uint8."""
+    return [buffer[start : start + source.nbytes] for start, source in zip(gather.offsets, gather.sources, strict=True)]
+
+
+def as_bytes(source: torch.Tensor) -> torch.Tensor:
+    """The bytes of a source in order, (bytes,) uint8. As such, tensors of all types are packed by one kernel of CUDA,
+    which does not know every type (ForeachBinaryOpList.cu: no 8-bit floating-point ones)."""
+    return source.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
 def _gather(buffer: memoryview, members: Sequence[tuple[TensorInfo, torch.Tensor]]) -> Gather:
@@ -154,17 +156,15 @@ def _gather(buffer: memoryview, members: Sequence[tuple[TensorInfo, torch.Tensor
 
 
 def _adjacent(layout: Layout, names: Sequence[str]) -> list[list[str]]:
-    """Runs of at least two tensors without a gap, each aligned to its type within its run."""
+    """Runs of at least two tensors without a gap."""
     runs: list[list[str]] = []
     end = -1
     for name in names:
         place = layout.tensors[name]
         if place.size:
-            fits = runs and place.start == end and not (place.start - _start(layout, runs[-1])) % place.dtype.itemsize
-            runs = [*runs[:-1], [*runs[-1], name]] if fits else [*runs, [name]]
+            if runs and place.start == end:
+                runs[-1].append(name)
+            else:
+                runs.append([name])
             end = place.start + place.size
     return [run for run in runs if len(run) > 1]
-
-
-def _start(layout: Layout, run: Sequence[str]) -> int:
-    return layout.tensors[run[0]].start
