@@ -78,12 +78,12 @@ _TRIM_EVERY = 10
 """Rounds. Returning free memory costs some milliseconds, and what the next round uses of it costs as much again."""
 _WATCHDOG = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "50",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
 }
 """What torch's watchdog does in a survivor, unless the user says otherwise (ProcessGroupNCCL.cpp, `runLoop` of Watchdog
 and of HeartbeatMonitor). It does not end the process for CUDA's errors, which follow when a communicator is aborted.
-After an error of NCCL it sleeps four times 250 ms, not four times 15 s; meanwhile neither a collective nor the end of
+After an error of NCCL it sleeps four times 50 ms, not four times 15 s; meanwhile neither a collective nor the end of
 its group goes on. And no monitor writes down what was recorded, after which it would sleep for eight minutes, for which
 the end of the group would wait, and then end the process."""
 _ON_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"

@@ -89,7 +89,7 @@ def test_nccls_watchdog_neither_sleeps_for_long_nor_ends_a_survivor_unless_the_u
     calm_watchdog(environment)
     assert environment == {
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "50",
         "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     }
