@@ -64,6 +64,7 @@ def measure_exactness(options: argparse.Namespace) -> tuple[str, bool]:
     """The tests that need a device."""
     folder = ROOT / "tests" / "checkpoint"  # Its own fixtures are enough; those of all tests need more packages.
     command = ["-m", "pytest", "-p", "no:cacheprovider", f"--confcutdir={folder}", f"{folder / 'test_cuda.py'}"]
+    command += ["-o", f"faulthandler_timeout={SCRIPT_S / 2}"]  # A test that hangs says where.
     free = os.statvfs(options.folder)
     if free.f_bavail * free.f_frsize > TESTED_BYTES:  # Of a file on a disk, Linux may let a device pin no pages.
         command.append(f"--basetemp={options.folder / 'tests'}")

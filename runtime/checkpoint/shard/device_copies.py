@@ -114,11 +114,9 @@ class CopyPlan:
         """`later`: the names of the tensors that the optimizer's step alone changes."""
         self._layout = layout
         now = [name for name in layout.tensors if name in tensors and name not in later]
-        at_once = [name for name in now if tensors[name].device == device]
-        if sum(layout.tensors[name].size for name in at_once) > AT_ONCE_BYTES:
-            at_once = []
-        self._at_once, queued = at_once, set(at_once)
-        self._now = [name for name in now if name not in queued]
+        self._at_once = [name for name in now if tensors[name].device == device]
+        self._is_waited_for = sum(layout.tensors[name].size for name in self._at_once) > AT_ONCE_BYTES
+        self._elsewhere = [name for name in now if tensors[name].device != device]
         self.later = [name for name in layout.tensors if name in later]
         """Their copies are queued, in the shard's order."""
         self._gathers = _adjacent(layout, [name for name in self.later if layout.tensors[name].size < SMALL_BYTES])
@@ -129,11 +127,16 @@ class CopyPlan:
         """Write head and JSON part, copy what changes at any time, and queue the other copies."""
         places, tensors = self._layout.tensors, tree.tensors
         self._layout.write_state(buffer, json)
-        copy_tensors([places[name].view(buffer) for name in self._now], [tensors[name] for name in self._now])
+        copy_tensors(
+            [places[name].view(buffer) for name in self._elsewhere], [tensors[name] for name in self._elsewhere]
+        )
         gathers = [_gather(buffer, [(places[name], tensors[name]) for name in run]) for run in self._gathers]
         at_once, pairs = (
             [(places[name].view(buffer), tensors[name]) for name in names] for names in (self._at_once, self._large)
         )
+        if self._is_waited_for:
+            copies.begin([], [], at_once).wait()
+            at_once = []
         return copies.begin(pairs, gathers, at_once)
 
 
