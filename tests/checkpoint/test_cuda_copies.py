@@ -81,7 +81,7 @@ def test_no_copy_crosses_from_one_registered_part_of_a_slot_into_another(
 def note_spans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """First and last address of what is copied asynchronously from now on."""
     spans: list[tuple[int, int]] = []
-    copy, copy_many = torch.Tensor.copy_, torch._foreach_copy_
+    copy, copy_many = torch.Tensor.copy_, torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
     def note_copy(target: torch.Tensor, source: torch.Tensor, **more: Any) -> torch.Tensor:
         if more:
@@ -243,7 +243,7 @@ def test_small_tensors_of_every_type_are_packed_as_bytes_which_cudas_kernel_know
     ]  # fmt: skip
     ends = [*itertools.accumulate(source.nbytes for source in sources)]
     target = torch.zeros(ends[-1], dtype=torch.uint8)
-    copy, dtypes = torch._foreach_copy_, set[torch.dtype]()
+    copy, dtypes = torch._foreach_copy_, set[torch.dtype]()  # pyright: ignore[reportPrivateImportUsage]
 
     def note_types(targets: list[torch.Tensor], sources: list[torch.Tensor], *more: Any) -> None:
         dtypes.update(tensor.dtype for tensor in (*targets, *sources))
