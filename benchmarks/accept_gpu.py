@@ -56,6 +56,7 @@ PARTS = (
     Part("8 deterministic algorithms", "equal twice", 1, gpu_runs.measure_determinism),
     Part("8 nodes of one machine share 2 devices", "each its own", 2, gpu_runs.measure_sharing),
     Part("9 check: products, memory, copies, ECC, clocks of each device", "passes", 1, gpu_runs.measure_check),
+    Part("9 everstep check: two nodes of this machine", "healthy", 1, gpu_runs.measure_nodes_check),
     Part("9 check: NCCL within a node", "passes", 2, gpu_runs.measure_check),
     Part("10 telemetry: memory, utilisation and copy bandwidth of a node", "told", 1, gpu_runs.measure_telemetry),
     Part("6 peers: how long they stop training", "told", 1, gpu_copies.measure_peers),

@@ -3,6 +3,7 @@
 The process is a fork, which has imported already what this process has. So this process must not use CUDA itself.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -18,6 +19,8 @@ from typing import TypeVar
 T = TypeVar("T")
 _PATIENCE_S = 10.0
 """For an end that was asked for."""
+_STACKS_AT = 0.9
+"""Of its time: whoever has taken so long says where each of its threads is."""
 
 
 class PartError(RuntimeError):
@@ -27,12 +30,12 @@ class PartError(RuntimeError):
 def run_apart(work: Callable[[], T], limit_s: float) -> T:
     """What `work` returns, which must be picklable. Raises PartError, also if it takes longer than `limit_s`.
 
-    Processes that it has left in its process group are ended.
+    Its stacks are printed shortly before. Processes that it has left in its process group are ended.
     """
     forks = multiprocessing.get_context("fork")
     receiver, sender = forks.Pipe(duplex=False)
     sys.stdout.flush()
-    process = forks.Process(target=_run, args=(work, sender))
+    process = forks.Process(target=_run, args=(work, sender, _STACKS_AT * limit_s))
     process.start()
     sender.close()
     try:
@@ -49,9 +52,10 @@ def run_apart(work: Callable[[], T], limit_s: float) -> T:
     return value
 
 
-def _run(work: Callable[[], T], sender: Connection) -> None:
+def _run(work: Callable[[], T], sender: Connection, stacks_s: float) -> None:
     """In the new process."""
     os.setsid()
+    faulthandler.dump_traceback_later(stacks_s, file=sys.__stderr__ or 2)
     try:
         answer = work(), ""
     except BaseException as error:  # noqa: BLE001 - whatever it is: it is reported, and this process ends

@@ -3,6 +3,7 @@
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,8 @@ ITERATION_S = 1.0
 PINS = True
 """dcp.async_save is measured with pinned staging."""
 REPEATS = 7
+PINNED_BYTES = 2 << 30
+"""A pinned copy of more goes through so much memory several times: pinning takes far longer than copying."""
 CONTEXT_S = 2.0
 """What a new process takes at least until it can restore: the shard's pages are mapped then."""
 ALLOCATION_S = 300.0
@@ -55,6 +58,11 @@ def state_bytes(state: Mapping[str, Any]) -> int:
     return sum(tensor.nbytes for tensor in [*state["model"].parameters(), *moments])
 
 
+def say(words: str) -> None:
+    """Print what a line has found so far: should it not end, that is not lost."""
+    print(f"      {words}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def node(state: dict[str, Any], folder: Path) -> Iterator[tuple[Node, Checkpointer]]:
     """A node in its first round, whose slots are in a folder of shared memory, and its worker's checkpointer."""
@@ -63,7 +71,8 @@ def node(state: dict[str, Any], folder: Path) -> Iterator[tuple[Node, Checkpoint
         try:
             gpu_node.begin(1)
             checkpointer = Checkpointer(state, keeper=gpu_node.link())
-            gpu_node.has_memory(ALLOCATION_S)
+            allocation_s = _timed(partial(gpu_node.has_memory, ALLOCATION_S))
+            say(f"{state_bytes(state) / 1e9:.1f} GB of state; its slots have their memory {allocation_s:.1f} s later")
             yield gpu_node, checkpointer
         finally:
             gpu_node.close()
@@ -72,11 +81,11 @@ def node(state: dict[str, Any], folder: Path) -> Iterator[tuple[Node, Checkpoint
 def fitting_gib(options: argparse.Namespace) -> float:
     """The GiB of state that were requested, or fewer if shared memory, the host or the device has less room.
 
-    The host also has a pinned copy, whose size torch rounds up to a power of two.
+    The host's memory also has what this process and its pinned copy need.
     """
     free = os.statvfs(options.shared_memory)
     shared = free.f_bavail * free.f_frsize * SHARE / COPIES
-    host = (options.memory_gib * 2**30 or psutil.virtual_memory().available) * SHARE / (COPIES + 2)
+    host = (options.memory_gib * 2**30 or psutil.virtual_memory().available) * SHARE / (COPIES + 1)
     return min(options.gib, shared / 2**30, host / 2**30, torch.cuda.mem_get_info()[0] / 3 / 2**30)
 
 
@@ -104,11 +113,19 @@ def iteration_s(iterate: Callable[[], object]) -> float:
     return (time.perf_counter() - began) / REPEATS
 
 
-def pinned_s(size: int) -> float:
-    """Seconds of one copy of so many bytes from the device to pinned memory."""
-    pinned = torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    on_device = torch.empty(size, dtype=torch.uint8, device=DEVICE)
-    return median_s(partial(pinned.copy_, on_device, non_blocking=True))
+def pinned_s(size: int, *, to_device: bool = False) -> float:
+    """Seconds of one copy of so many bytes from the device to pinned memory, or the other way."""
+    room = min(size, PINNED_BYTES)
+    pinned = torch.empty(room, dtype=torch.uint8, pin_memory=True)
+    on_device = torch.empty(room, dtype=torch.uint8, device=DEVICE)
+    target, source = (on_device, pinned) if to_device else (pinned, on_device)
+
+    def copy() -> None:
+        for at in range(0, size, room):
+            part = slice(min(room, size - at))
+            target[part].copy_(source[part], non_blocking=True)
+
+    return median_s(copy)
 
 
 def measure_staging(options: argparse.Namespace) -> tuple[str, bool]:
@@ -123,7 +140,10 @@ def measure_staging(options: argparse.Namespace) -> tuple[str, bool]:
 
         first = [_timed(save) for _ in range(3)]
         registered = _timed(partial(wait_for_registrations, checkpointer))
+        unpinned = f"to slots that are not registered: {', '.join(f'{seconds:.2f}' for seconds in first)} s"
+        say(f"the first three saves, {unpinned}; registered {registered:.1f} s later")
         ours = median_s(save)
+        say(f"a save {ours:.3f} s, {size / ours / 1e9:.1f} GB/s")
         checkpointer.close()
     theirs = pinned_s(size)
     told = f"the first three, to slots that are not registered: {max(first):.1f} s; registered {registered:.1f} s later"
@@ -139,11 +159,13 @@ def save_and_wait(checkpointer: Checkpointer, iteration: int, state: dict[str, A
 
 
 def wait_for_registrations(checkpointer: Checkpointer) -> None:
-    """Until the last save is committed, and the slots that were written are registered."""
+    """Until the last save is committed, and the slots that were written are registered. If one could not be, it is
+    said: copies to it are slower."""
     checkpointer._finish_overlapped()  # pyright: ignore[reportPrivateUsage]
     saves = checkpointer._overlapped  # pyright: ignore[reportPrivateUsage]
     for registration in list(saves._registrations.values()) if saves else ():  # pyright: ignore[reportPrivateUsage]
-        registration.result()
+        if not registration.result():
+            say("a slot could NOT be registered: the figures that follow are of pageable memory")
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -165,6 +187,7 @@ def measure_overlap(options: argparse.Namespace) -> tuple[str, bool]:
         state["optimizer"].step()
 
     plain = iteration_s(iterate)
+    say(f"iterations of {plain:.3f} s")
     with node(state, options.folder) as (_, checkpointer):
         numbers = iter(range(1, 1000))
 
@@ -176,6 +199,7 @@ def measure_overlap(options: argparse.Namespace) -> tuple[str, bool]:
             iterate_and_save()
         wait_for_registrations(checkpointer)
         saving = iteration_s(iterate_and_save)
+        say(f"iterations of {saving:.3f} s with a save in each")
         checkpointer.close()
     cost = saving / plain - 1
     size = state_bytes(state) / 1e9
@@ -226,8 +250,9 @@ def measure_restore(options: argparse.Namespace) -> tuple[str, bool]:
         restored = again.load(state)
         torch.cuda.synchronize()
         ours = time.perf_counter() - began
+        say(f"iteration {restored} restored in {ours:.3f} s, after a check of {checked:.1f} s")
         again.close()
-    theirs = pinned_s(size)
+    theirs = pinned_s(size, to_device=True)
     outcome = (
         f"{ours / theirs:.2f} x ({ours:.2f} s, {size / 1e9:.1f} GB; the agent's check before took {checked:.2f} s)"
     )

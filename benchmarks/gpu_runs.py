@@ -36,9 +36,11 @@ class RunError(RuntimeError):
 
 
 def launch(store: Path, script: str, arguments: Sequence[str], *flags: str) -> str:
-    """As `run`, of a script of this folder, by Everstep's launcher."""
+    """As `run`, of a script of this folder, by Everstep's launcher. What torch compiles, and which of its kernels it
+    found to be the fastest, lies beside the store for the next one."""
     command = ["-m", "everstep", "launch", "--standalone", "--max-restarts=1", f"--store={store}", *flags]
-    return run([*command, f"{ROOT / 'benchmarks' / script}", *arguments])
+    compiled = {"TORCHINDUCTOR_CACHE_DIR": f"{store.parent / 'compiled'}"}
+    return run([*command, f"{ROOT / 'benchmarks' / script}", *arguments], env={**os.environ, **compiled})
 
 
 def run(command: Sequence[str], limit_s: float = SCRIPT_S, **more: Any) -> str:
@@ -49,7 +51,7 @@ def run(command: Sequence[str], limit_s: float = SCRIPT_S, **more: Any) -> str:
         out, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)  # By which a launcher ends its agents.
-        process.communicate()
+        print(process.communicate()[1], file=sys.stderr)
         raise RunError(f"not done within {limit_s:.0f} s") from None
     if process.returncode:
         print(errors, file=sys.stderr)
@@ -62,6 +64,7 @@ def measure_exactness(options: argparse.Namespace) -> tuple[str, bool]:
     """The tests that need a device."""
     folder = ROOT / "tests" / "checkpoint"  # Its own fixtures are enough; those of all tests need more packages.
     command = ["-m", "pytest", "-p", "no:cacheprovider", f"--confcutdir={folder}", f"{folder / 'test_cuda.py'}"]
+    command += ["-o", f"faulthandler_timeout={SCRIPT_S / 2}"]  # A test that hangs says where.
     free = os.statvfs(options.folder)
     if free.f_bavail * free.f_frsize > TESTED_BYTES:  # Of a file on a disk, Linux may let a device pin no pages.
         command.append(f"--basetemp={options.folder / 'tests'}")
@@ -109,6 +112,13 @@ def measure_check(_: argparse.Namespace) -> tuple[str, bool]:
     return f"{matmul}, {collectives}, copies >= {copies / 1e3:.1f} GB/s; {done.unread or '; '.join(each)}", True
 
 
+def measure_nodes_check(_: argparse.Namespace) -> tuple[str, bool]:
+    """`everstep check` of two nodes, which share this machine's devices where there is one for each, and else use the
+    same."""
+    run(["-m", "everstep", "check", "--nodes", "2"])
+    return "both are healthy", True
+
+
 def measure_telemetry(_: argparse.Namespace) -> tuple[str, bool]:
     """A line of a node's telemetry while the device copies."""
     on_device = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
@@ -117,7 +127,7 @@ def measure_telemetry(_: argparse.Namespace) -> tuple[str, bool]:
         nvml = open_nvml()
         for _number in range(50):
             pinned.copy_(on_device, non_blocking=True)
-        line = line_of(read_devices(nvml, machine_devices(os.environ)))
+        line = line_of(read_devices(nvml, machine_devices(os.environ) or ("0",)))
     except NoReadingsError as error:
         return f"{error}", True
     torch.cuda.synchronize()

@@ -6,6 +6,7 @@ FILE gets the weights' sums, exact to the bit. With KILLED the process kills its
 `eager`: not compiled, for a machine that cannot.
 """
 
+import faulthandler
 import os
 import signal
 import sys
@@ -23,6 +24,8 @@ WIDTH = 512 if torch.cuda.is_available() else 32
 containers have."""
 LAYERS = 4
 SAMPLES = 256
+STACKS_S = 150.0
+"""A process that has not ended by then says where it is."""
 
 
 def build() -> nn.Module:
@@ -33,6 +36,7 @@ def build() -> nn.Module:
 
 @everstep.main
 def main(job: everstep.Context) -> None:
+    faulthandler.dump_traceback_later(STACKS_S, file=sys.__stderr__ or 2)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     model = job.keep(build).to(job.device)

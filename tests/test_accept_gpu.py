@@ -82,7 +82,7 @@ def test_more_memory_counts_than_is_free_now_where_it_comes_with_use_and_a_small
     stand = stand_in(monkeypatch, own=0)
     stand.free_bytes = 1 << 50
     monkeypatch.setattr(gpu_copies, "DEVICE", "cpu")
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: argparse.Namespace(available=24 << 20))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: argparse.Namespace(available=20 << 20))
     room = {"f_bavail": 1 << 38, "f_frsize": 1}
     monkeypatch.setattr(os, "statvfs", lambda _: argparse.Namespace(**room))
     options = {**vars(OPTIONS), "gib": 12.0, "folder": tmp_path}

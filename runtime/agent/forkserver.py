@@ -33,6 +33,9 @@ from everstep.runtime.system import life_line
 from everstep.runtime.watch import in_worker
 
 ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_WITHOUT_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""1: torch.cuda.is_available asks NVML, and does not initialize the driver, after which a fork could not use CUDA. Many
+packages call it when they are imported (PyTorch, "CUDA semantics", poison fork)."""
 _PR_SET_PDEATHSIG = 1
 _CLONE_PARENT = 0x8000
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}
@@ -220,7 +223,7 @@ def main(arguments: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides what follows from Ctrl-C or a group's SIGTERM.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     began, base = time.monotonic(), dict(os.environ)
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))  # Otherwise numpy starts threads at import.
+    os.environ.update(dict.fromkeys([*ONE_THREAD, _WITHOUT_DRIVER], "1"))  # numpy would start threads at import.
     gc.disable()  # Collections would take a fifth of the time of importing transformers and free nothing.
     warnings = [] if options.plain else _preload_in_turn(command, options.preload)
     reason = "asked for" if options.plain else why_not_to_fork() or ""

@@ -22,6 +22,7 @@ from everstep.runtime.system.gpu_readings import DeviceReading, NoReadingsError,
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from torch import Tensor
     from torch.distributed import Store
 
 T = TypeVar("T")
@@ -32,11 +33,14 @@ PRODUCTS = 4
 MEMORY_SHARE = 0.5
 """Share of a device's free memory that is written and read back; the short test takes SHORT_BYTES."""
 SHORT_BYTES = 1 << 30
+LEAST_BYTES = 1 << 20
+"""A device with less free memory cannot be tested."""
 COPIED_BYTES = 256 << 20
 REDUCED_BYTES = 64 << 20
 """As DLRover's check."""
 SLOWEST_COPY = 1e9
 """Bytes per second between host and device below which the device's bus is faulty: a quarter of PCIe 3.0 x4."""
+_NO_DEVICE = "none"
 SLOW_FACTOR = 2.0
 """A device that takes this many times as long as the fastest one of its machine is slow."""
 
@@ -66,6 +70,21 @@ def device_count() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def first_device() -> str:
+    """What tells this process's first CUDA device from all others; empty without one. Initializes CUDA."""
+    import torch
+
+    return str(torch.cuda.get_device_properties(0).uuid) if device_count() else ""
+
+
+def agree_on_nccl(store: "Store", rank: int, world: int, own: str) -> bool:
+    """Whether each rank of the group has a device of its own: NCCL can do nothing else. Every rank must call it; `own`
+    is its `first_device()`. Raises RuntimeError if a rank is gone."""
+    store.set(f"device-{rank}", own or _NO_DEVICE)
+    names = [store.get(f"device-{other}").decode() for other in range(world)]
+    return _NO_DEVICE not in names and len(set(names)) == world
 
 
 def exercise_devices(count: int, short: bool) -> DeviceWork:
@@ -122,11 +141,25 @@ def _test_memory(device: int, short: bool) -> None:
     free, _ = torch.cuda.mem_get_info(device)
     size = int(min(free * MEMORY_SHARE, SHORT_BYTES if short else free))
     for pattern in (0x55, 0xAA):
-        block = torch.full((size,), pattern, dtype=torch.uint8, device=f"cuda:{device}")
+        block = _fill(size, pattern, device)
         if int(block.min()) != pattern or int(block.max()) != pattern:
             raise DeviceError("bytes read back are not those that were written")
         del block
     torch.cuda.empty_cache()
+
+
+def _fill(size: int, pattern: int, device: int) -> "Tensor":
+    """A block of so many bytes, or of fewer, if another process has taken the memory meanwhile: what it checks too, as
+    where nodes of one machine share a device, is no fault."""
+    import torch
+
+    while True:
+        try:
+            return torch.full((size,), pattern, dtype=torch.uint8, device=f"cuda:{device}")
+        except torch.OutOfMemoryError:
+            size //= 2
+            if size < LEAST_BYTES:
+                raise
 
 
 def _test_copies(device: int) -> tuple[float, float]:

@@ -36,9 +36,11 @@ class MeasurementProcess:
         writer: asyncio.StreamWriter,
         end: asyncio.Future[int],
         kill: Callable[[], object],
+        devices: Mapping[str, str] | None = None,
     ) -> None:
-        """A process that is ready. `end` gives its exit code."""
+        """A process that is ready. `end` gives its exit code. `devices`: CUDA_VISIBLE_DEVICES of nodes, by name."""
         self._stream, self._writer, self._end = reader, writer, end
+        self._devices_of = devices or {}
         self.kill = kill
         """Kill the process; its measurements die with it."""
         self._results: dict[str, asyncio.Queue[StageResult]] = {}
@@ -53,7 +55,8 @@ class MeasurementProcess:
         key = next(self._keys)
         self._running[node] = key, StageResult(node, order.round, Stage.ALONE, Measurement(node, host))
         if not self.lost.done():
-            self._send(Begin(key, node, host, address, order.round, order.opens_store, box))
+            devices = self._devices_of.get(node)
+            self._send(Begin(key, node, host, address, order.round, order.opens_store, box, devices))
         else:
             self._report_death(node)
 
@@ -138,10 +141,12 @@ async def is_ready(reader: asyncio.StreamReader) -> bool:
 
 @asynccontextmanager
 async def start_measurement_process(
-    environment: Mapping[str, str] = os.environ, threads: int = 1
+    environment: Mapping[str, str] = os.environ, threads: int = 1, devices: Mapping[str, str] | None = None
 ) -> AsyncIterator[MeasurementProcess]:
-    """Start a process that is ready to measure, with that many threads; it ends with the block. Raises MeasurementError
-    if it does not start."""
+    """Start a process that is ready to measure, with that many threads; it ends with the block.
+
+    `devices`: CUDA_VISIBLE_DEVICES of nodes that do not see all, by name. Raises MeasurementError if it does not start.
+    """
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_unix_connection(sock=ours)
     with theirs:
@@ -161,7 +166,7 @@ async def start_measurement_process(
             with suppress(ProcessLookupError):
                 process.kill()
 
-        measuring = MeasurementProcess(reader, writer, asyncio.ensure_future(process.wait()), kill)
+        measuring = MeasurementProcess(reader, writer, asyncio.ensure_future(process.wait()), kill, devices)
         try:
             yield measuring
         finally:

@@ -45,6 +45,8 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     round: int
     opens_store: bool
     box: SwitchboxSpec | None = None
+    devices: str | None = None
+    """CUDA_VISIBLE_DEVICES of the fork; None: as the server has it."""
 
 
 class Go(msgspec.Struct, frozen=True, tag=True):
@@ -225,6 +227,8 @@ def _run_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if os.getppid() != parent:
         os._exit(ExitCode.TRY_AGAIN)
+    if begin.devices is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = begin.devices
     from everstep.runtime.diagnosis.workload import work_alone, work_together
 
     def tell(stage: Stage, measurement: Measurement, store: str = "") -> None:

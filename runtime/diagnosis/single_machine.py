@@ -1,7 +1,8 @@
 """A check of several nodes on one machine: the coordinator in this process, measurements in forks of another."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 
 from everstep.runtime.diagnosis.coordinator import Coordinator
 from everstep.runtime.diagnosis.evidence import Round
@@ -10,6 +11,7 @@ from everstep.runtime.diagnosis.messages import Arrive
 from everstep.runtime.diagnosis.node import check_node
 from everstep.runtime.diagnosis.switchbox import SwitchboxError, SwitchboxSpec, missing_devices
 from everstep.runtime.diagnosis.verdicts import Verdict
+from everstep.runtime.platform.devices import machine_devices
 from everstep.runtime.system.cpus import usable_cpus
 
 ADDRESS = "127.0.0.1"
@@ -35,7 +37,9 @@ async def check_one_machine(
         on_round(round_)
 
     coordinator = Coordinator(timeout_s=timeout_s, exclude_straggler=exclude_straggler, on_round=record)
-    async with start_measurement_process(threads=max(1, usable_cpus() // len(hosts))) as measuring:
+    devices = {} if box else _share_devices(hosts, machine_devices(os.environ))
+    threads = max(1, usable_cpus() // len(hosts))
+    async with start_measurement_process(threads=threads, devices=devices) as measuring:
         if box is not None and (why := missing_devices(box, await measuring.count_devices())):
             raise SwitchboxError(why)
         nodes = [Arrive(host, host, ADDRESS) for host in hosts]
@@ -50,3 +54,10 @@ async def check_one_machine(
                 part.cancel()
             await asyncio.gather(*parts, return_exceptions=True)
     return verdicts, rounds
+
+
+def _share_devices(nodes: Sequence[str], devices: Sequence[str]) -> Mapping[str, str]:
+    """Each node's devices, as CUDA_VISIBLE_DEVICES names them. Empty: there are too few, and all nodes use the same."""
+    each = len(devices) // len(nodes)
+    shares = (",".join(devices[number * each : (number + 1) * each]) for number in range(len(nodes)))
+    return dict(zip(nodes, shares, strict=True)) if each else {}

@@ -17,7 +17,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from everstep.runtime import faults
-from everstep.runtime.diagnosis.devices import DeviceError, device_count, exercise_devices, time_group_all_reduce
+from everstep.runtime.diagnosis.devices import (
+    DeviceError,
+    agree_on_nccl,
+    device_count,
+    exercise_devices,
+    first_device,
+    time_group_all_reduce,
+)
 from everstep.runtime.diagnosis.evidence import FAILED_S, Measurement
 from everstep.runtime.diagnosis.messages import Together
 from everstep.runtime.diagnosis.switchbox import CudaLinkProbe, SwitchboxSpec
@@ -83,7 +90,7 @@ def work_alone(
 def work_together(
     measurement: Measurement, order: Together, address: str, listener: socket.socket | None
 ) -> Measurement:
-    """Do the all-reduce with the group.
+    """Do the all-reduce with the group; then between the members' devices, if each has one of its own.
 
     Args:
         address: this node's IP address.
@@ -99,8 +106,9 @@ def work_together(
     try:
         serves: dict[str, Any] = {"is_master": True, "master_listen_fd": listener.detach()} if listener else {}
         store = TCPStore(host, int(port), timeout=wait, wait_for_workers=False, **serves)
+        by_devices = agree_on_nccl(store, order.rank, order.world, first_device())  # First: all meet afterwards.
         seconds = time_all_reduce(store, order.rank, order.world, address, order.timeout_s, pass_fault_point)
-        if device_count():
+        if by_devices:
             by_nccl = PrefixStore("nccl", store)
             seconds = time_group_all_reduce(by_nccl, order.rank, order.world, order.timeout_s, REDUCTIONS)
         return replace(measurement, all_reduce_s=seconds)

@@ -55,12 +55,15 @@ TABLE = (
     OOM_KILLED,
     ErrorKind("a GPU failed or fell off the bus (Xid)", Hope.YES,
               "the node is replaced; check the GPU with nvidia-smi -q",
-              r"NVRM: Xid(?! \([^)]*\): (13|31|43)\b)|GPU has fallen off the bus|uncorrectable ECC|CUDA error: hard"),
+              r"NVRM: Xid(?! \([^)]*\): (13|31|43)\b)|GPU has fallen off the bus|uncorrectable (ECC|NVLink)|"
+              r"over nvlink or a hardware error|CUDA error: (hardware|unknown error|system not yet)|"
+              r"CUDA-capable device\(s\) is/are busy"),
     ErrorKind("a program on the GPU failed", Hope.PERHAPS,
               "find the operator with CUDA_LAUNCH_BLOCKING=1; mostly an index of the script's is out of bounds or a "
               "kernel of its own is wrong, seldom the GPU",
               r"NVRM: Xid \([^)]*\): (13|31|43)\b|"
-              r"CUDA error: (device-side assert|an illegal (memory|instruction)|unspecified launch|misaligned)"),
+              r"CUDA error: (device-side assert|an illegal (memory|instruction)|unspecified launch|misaligned|"
+              r"the launch timed|invalid program counter|operation not supported on global)"),
     ErrorKind("out of GPU memory", Hope.NO,
               "use a smaller batch or sequence, activation checkpointing, or more ranks to shard over",
               r"(CUDA|HIP)( error:)? out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|"
@@ -129,7 +132,7 @@ TABLE = (
     ErrorKind("the CUDA driver or a library does not match", Hope.NO,
               "match torch's CUDA version and the driver of the host",
               r"CUDA driver version is insufficient|no kernel image is available|forward compatibility was attempted|"
-              r"Found no NVIDIA driver|NVIDIA driver on your system is too old"),
+              r"Found no NVIDIA driver|NVIDIA driver on your system is too old|unsupported (display driver|toolchain)"),
     ErrorKind("native code crashed", Hope.PERHAPS, "find the last Python frame in the stacks; run with faulthandler",
               r"Segmentation fault|Fatal Python error", (-signal.SIGSEGV, 139, -signal.SIGABRT, 134)),
     ErrorKind("Everstep ended the gang", Hope.YES, "", r"SignalException: .*SIGTERM|got signal: 15", is_echo=True),

@@ -36,7 +36,7 @@ class DeviceReading(NamedTuple):
     """Bytes per second over its bus, within 20 ms. 0 also if it does not tell."""
     from_device: float
     uncorrected: int | None
-    """Memory errors since the driver was loaded that ECC could not correct; None: it has no ECC."""
+    """Memory errors since the driver was loaded that ECC could not correct; None: it has no ECC, or does not tell."""
     lowered: tuple[str, ...]
     """Why its clocks are lower than they should be; empty if they are not."""
 
@@ -84,8 +84,9 @@ def _read(nvml: Any, device: Any) -> DeviceReading:
 
 
 def _ask(nvml: Any, device: Any, question: Callable[..., Any], *details: int) -> Any:
-    """None if this kind of device does not tell."""
+    """None if this kind of device, its driver or a sandbox around it does not tell. A lost device is noticed all the
+    same: it does not tell of its memory either."""
     try:
         return question(device, *details)
-    except nvml.NVMLError_NotSupported:
+    except nvml.NVMLError:
         return None

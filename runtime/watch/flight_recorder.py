@@ -6,6 +6,7 @@ torch has two: `_dump_fr_trace_json` writes what gloo records, `_dump_nccl_trace
 import json
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 UNREADABLE = (ValueError, KeyError, TypeError, RuntimeError)
@@ -18,11 +19,19 @@ def read_traces(recorder: Any, *, entries: bool = False) -> list[Trace]:
 
     NCCL's is read once the process uses CUDA: each takes some 40 us. Raises an error of `UNREADABLE`.
     """
-    dumps = [recorder._dump_fr_trace_json]
+    texts = [recorder._dump_fr_trace_json(entries, False)]
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized() and hasattr(recorder, "_dump_nccl_trace_json"):
-        dumps.append(recorder._dump_nccl_trace_json)
-    return [json.loads(dump(entries, False)) for dump in dumps]
+        with _on_used_device(torch) if entries else nullcontext():
+            texts.append(recorder._dump_nccl_trace_json(entries, False))
+    return [json.loads(text) for text in texts]
+
+
+def _on_used_device(torch: Any) -> AbstractContextManager[None]:
+    """Select a device that this process uses: for each entry torch asks an event whether it is over, and in a new
+    thread that would make a context on the first device, which takes half a GB there."""
+    devices = range(torch.cuda.device_count())
+    return torch.cuda.device(next((number for number in devices if torch._C._cuda_hasPrimaryContext(number)), -1))
 
 
 def count_collectives(traces: Iterable[Trace]) -> tuple[int, int]:

@@ -339,9 +339,14 @@ def _is_main_thread() -> bool:
 
 
 def _earlier_steps(optimizer: Any) -> int:
-    """Steps before its first one in this process: Adam and its kin count them in the state that a script restores."""
+    """Steps before its first one in this process: Adam and its kin count them in the state that a script restores.
+
+    0 while a CUDA graph is captured: reading a number on the device would end the capture."""
     with suppress(*UNREADABLE, AttributeError):
-        return max(int(next(iter(optimizer.state.values()), {}).get("step", 1)) - 1, 0)
+        step = next(iter(optimizer.state.values()), {}).get("step", 1)
+        if getattr(step, "is_cuda", False) and sys.modules["torch"].cuda.is_current_stream_capturing():
+            return 0
+        return max(int(step) - 1, 0)
     return 0
 
 

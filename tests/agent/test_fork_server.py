@@ -266,6 +266,13 @@ def test_an_import_that_initializes_the_cuda_driver_leads_to_exec_and_one_line_s
     assert f"[0] {is_plain}" in ran.output
 
 
+def test_an_import_that_looks_for_devices_does_not_initialize_the_driver_and_workers_ask_it(tmp_path: Path) -> None:
+    variable = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    write(tmp_path, "looks.py", f"import os\nASKED_NVML = os.environ.get({variable!r})\n")
+    script = write(tmp_path, "train.py", f"import os, looks\nprint(looks.ASKED_NVML, os.environ.get({variable!r}))\n")
+    assert run_worker(tmp_path, [script]).output == "[0] 1 None\n"
+
+
 def test_an_import_that_ends_the_fork_server_leads_to_exec(tmp_path: Path) -> None:
     write(tmp_path, "deadly.py", "import os\nif 'RANK' not in os.environ: os._exit(9)")
     ran = run_worker(tmp_path, [write(tmp_path, "train.py", "import deadly\nprint('runs')\n")])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from everstep.runtime.checkpoint.shard import cuda_copies
 from everstep.runtime.checkpoint.shard.layout import read_header
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from tests.harness import wait_until
@@ -143,3 +144,33 @@ def test_each_slot_is_registered_beside_training_and_from_round_to_round_as_long
     # A thread that maps pages ahead may hold a segment for a moment longer than its checkpointer lives.
     wait_until(lambda: gc.collect() >= 0 and not any(slot.is_pinned() for slot in slots), "not pinned")
     assert [slot.is_pinned() for slot in slots] == [False] * 3
+
+
+def test_tensors_that_lie_in_two_registered_parts_of_a_slot_are_saved_and_restored(
+    node: Any, same: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_copies, "_REGISTERED_BYTES", 1 << 20)
+    state, live = (
+        {
+            **make_state(seed),
+            "averages": torch.randn(6 << 20, device=DEVICE),  # More than is copied without a wait.
+            "columns": torch.randn(1500, 1200, device=DEVICE).T,
+        }
+        for seed in (1, 2)
+    )
+    node.begin(1)
+    checkpointer = Checkpointer(state, keeper=node.link())
+    node.has_memory()
+    for iteration in range(1, 8):
+        step(state)
+        checkpointer.save(iteration, state)
+        if iteration == 4:
+            checkpointer.flush(4)
+            wait_until_registered(checkpointer)
+    checkpointer.finish(state)
+    checkpointer.close()
+    node.begin(2, node.newest())
+    again = Checkpointer(live, keeper=node.link(2), ahead=checkpointer.segment)
+    assert again.load(live) == 7
+    assert same(live, state)
+    again.close()

@@ -1,6 +1,7 @@
 """The copies from and to a CUDA device, on a stand-in: what they call, in which order, on which device."""
 
 import gc
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -8,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from everstep.runtime.checkpoint.shard import cuda_copies
+from everstep.runtime.checkpoint.shard import cuda_copies, device_copies
 from everstep.runtime.checkpoint.shard.cuda_copies import CudaCopies
-from everstep.runtime.checkpoint.shard.device_copies import Gather, Piece
+from everstep.runtime.checkpoint.shard.device_copies import CopyPlan, Gather, Piece
+from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
+from everstep.runtime.checkpoint.state.flatten import flatten
 from everstep.runtime.checkpoint.worker import overlapped_saves
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from tests.checkpoint import test_cuda
@@ -32,7 +35,9 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 def test_what_a_device_is_tested_with_passes_and_no_thread_makes_a_context_on_another_one(
     test: Callable[..., None], stand: StandIn, request: pytest.FixtureRequest
 ) -> None:
-    wanted = {name: request.getfixturevalue(name) for name in ("node", "same") if name in test.__annotations__}
+    wanted = {
+        name: request.getfixturevalue(name) for name in ("node", "same", "monkeypatch") if name in test.__annotations__
+    }
     test(**wanted)
     wait_until(lambda: gc.collect() >= 0 and not stand.registered, "unregistered")
     assert stand.contexts == {stand.own}
@@ -66,20 +71,53 @@ def test_no_copy_crosses_from_one_registered_part_of_a_slot_into_another(
         (slot[start:end].view(torch.float32).view(source.shape), source)
         for (start, end), source in zip(places, sources, strict=True)
     ]
+    spans = note_spans(monkeypatch)
+    copies.begin(pairs, []).wait()
+    assert all(torch.equal(target, source) for target, source in pairs)
+    assert len(spans) == 6
+    assert all(is_in_one_part(span, stand) for span in spans)
+
+
+def note_spans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """First and last address of what is copied asynchronously from now on."""
     spans: list[tuple[int, int]] = []
-    copy = torch.Tensor.copy_
+    copy, copy_many = torch.Tensor.copy_, torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
     def note_copy(target: torch.Tensor, source: torch.Tensor, **more: Any) -> torch.Tensor:
         if more:
             spans.append((target.data_ptr(), target.data_ptr() + target.nbytes))
         return copy(target, source, **more)
 
+    def note_copies(targets: list[torch.Tensor], sources: list[torch.Tensor], **more: Any) -> None:
+        spans.extend((target.data_ptr(), target.data_ptr() + target.nbytes) for target in targets)
+        copy_many(targets, sources, **more)
+
     monkeypatch.setattr(torch.Tensor, "copy_", note_copy)
-    copies.begin(pairs, []).wait()
-    assert all(torch.equal(target, source) for target, source in pairs)
-    assert len(spans) == 6
-    for start, end in spans:
-        assert any(address <= start and end <= address + size for address, size in stand.registered.items())
+    monkeypatch.setattr(torch, "_foreach_copy_", note_copies)
+    return spans
+
+
+def is_in_one_part(span: tuple[int, int], stand: StandIn) -> bool:
+    return any(address <= span[0] and span[1] <= address + size for address, size in stand.registered.items())
+
+
+@pytest.mark.parametrize("at_once_bytes", [15, 1 << 20], ids=["waited for", "at once"])
+def test_what_the_forward_pass_changes_crosses_no_seam_either(
+    at_once_bytes: int, stand: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_copies, "_REGISTERED_BYTES", 4096)
+    monkeypatch.setattr(device_copies, "AT_ONCE_BYTES", at_once_bytes)
+    tree = flatten({"averages": torch.arange(5000.0)})
+    text = json_bytes({"iteration": 1, "state": tree.json})
+    layout = plan_layout(tree.tensors, state_capacity(text), tree.parts())
+    slot = memoryview(torch.zeros(layout.size, dtype=torch.uint8).numpy().data)
+    copies = CudaCopies(torch.device("cpu"))
+    copies.register(slot)
+    spans = note_spans(monkeypatch)
+    CopyPlan(layout, tree.tensors, set(), torch.device("cpu")).begin(slot, tree, text, copies).wait()
+    assert torch.equal(layout.tensors["averages"].view(slot), torch.arange(5000.0))
+    assert len(spans) > 4
+    assert all(is_in_one_part(span, stand) for span in spans)
 
 
 def test_a_conjugated_or_negated_tensor_is_resolved_on_the_device(
@@ -176,6 +214,46 @@ def test_memory_that_cannot_be_registered_is_told_in_cudas_words(stand: StandIn)
     with pytest.raises(RuntimeError, match=r"cudaHostRegister of 0.1 MB: out of memory \(2\)"):
         CudaCopies(torch.device("cpu")).register(memoryview(bytearray(100_000)))
     assert not stand.registered
+
+
+def test_a_driver_that_always_refuses_memory_is_asked_a_few_times_only(
+    stand: StandIn, node: Any, make_state: Callable[[int], dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand.refusal = 2
+    state = make_state(1)
+    node.begin(1)
+    checkpointer = Checkpointer(state, keeper=node.link())
+    node.has_memory()
+    for iteration in range(1, 31):
+        checkpointer.save(iteration, state)
+    checkpointer.flush(30)
+    checkpointer.close()
+    at_most = overlapped_saves._MOST_REFUSALS + 2  # Of the other slots, which are tried meanwhile.
+    assert overlapped_saves._MOST_REFUSALS <= capsys.readouterr().err.count("not pinned") <= at_most
+    assert node.newest().iteration == 30
+
+
+def test_small_tensors_of_every_type_are_packed_as_bytes_which_cudas_kernel_knows(
+    stand: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = torch.arange(12.0)
+    sources = [
+        values.to(torch.float8_e4m3fn), values.to(torch.float8_e5m2), values.to(torch.uint16), values[5],
+        torch.randn(3).to(torch.complex64).conj(), values.view(3, 4).T,
+    ]  # fmt: skip
+    ends = [*itertools.accumulate(source.nbytes for source in sources)]
+    target = torch.zeros(ends[-1], dtype=torch.uint8)
+    copy, dtypes = torch._foreach_copy_, set[torch.dtype]()  # pyright: ignore[reportPrivateImportUsage]
+
+    def note_types(targets: list[torch.Tensor], sources: list[torch.Tensor], *more: Any) -> None:
+        dtypes.update(tensor.dtype for tensor in (*targets, *sources))
+        copy(targets, sources, *more)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", note_types)
+    CudaCopies(torch.device("cpu")).begin([], [Gather(target, [0, *ends[:-1]], sources)]).wait()
+    assert dtypes == {torch.uint8}
+    for start, end, source in zip([0, *ends], ends, sources, strict=False):
+        assert torch.equal(target[start:end], source.resolve_conj().contiguous().flatten().view(torch.uint8))
 
 
 def test_a_block_with_small_and_large_pieces_goes_to_its_tensors(stand: StandIn) -> None:

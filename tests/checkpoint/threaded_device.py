@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from everstep.runtime.checkpoint.shard.device_copies import Gather, Pairs, Piece, packed_views
+from everstep.runtime.checkpoint.shard.device_copies import Gather, Pairs, Piece, as_bytes, packed_views
 
 
 class Stream:
@@ -135,5 +135,5 @@ def _copy_gathered(gather: Gather) -> None:
     packed = torch.empty(len(gather.target), dtype=torch.uint8)
     with torch.no_grad():
         for part, source in zip(packed_views(packed, gather), gather.sources, strict=True):
-            part.copy_(source)
+            part.copy_(as_bytes(source))
         gather.target.copy_(packed)

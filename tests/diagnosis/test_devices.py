@@ -3,13 +3,18 @@
 import io
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from everstep.runtime.diagnosis import report, workload
-from everstep.runtime.diagnosis.devices import DeviceError, DeviceWork, require_fit
+from everstep.runtime.diagnosis.devices import DeviceError, DeviceWork, _fill, agree_on_nccl, require_fit
 from everstep.runtime.diagnosis.evidence import FAILED_S, DeviceFinding, Measurement, Round
+from everstep.runtime.diagnosis.single_machine import _share_devices
 from everstep.runtime.diagnosis.verdicts import judge
 from everstep.runtime.system.gpu_readings import DeviceReading, NoReadingsError, open_nvml, read_devices
 from tests.diagnosis.fake_nvml import Device, FakeNvml
@@ -39,6 +44,17 @@ def test_a_part_of_a_device_tells_of_its_memory_only() -> None:
     assert read_devices(nvml, ["MIG-a"]) == [DeviceReading(5 << 30, 10 << 30, 0.0, 0.0, 0.0, None, ())]
 
 
+def test_what_a_driver_does_not_tell_hides_nothing_else() -> None:
+    nvml = FakeNvml(Device("GPU-a", used=5 << 30, uncorrected=2, busy=50))
+
+    def refuse(*_: object) -> int:
+        raise nvml.NVMLError("Insufficient Permissions")
+
+    nvml.nvmlDeviceGetPcieThroughput = refuse  # type: ignore[method-assign]
+    (reading,) = read_devices(nvml, ["0"])
+    assert (reading.used_bytes, reading.busy, reading.uncorrected, reading.from_device) == (5 << 30, 0.5, 2, 0.0)
+
+
 def test_without_the_package_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(NoReadingsError, match="nvidia-ml-py is not installed"):
@@ -56,6 +72,43 @@ def test_without_the_package_the_reason_is_said(monkeypatch: pytest.MonkeyPatch)
 def test_an_unfit_device_is_named_with_what_is_wrong(change: dict[str, object], text: str) -> None:
     with pytest.raises(DeviceError, match=text):
         require_fit([WELL, replace(WELL, device="cuda:1", **change)])
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "is_used"),
+    [("GPU-a", "GPU-b", True), ("GPU-a", "GPU-a", False), ("GPU-a", "", False), ("", "", False)],
+)
+def test_nccl_is_used_where_each_rank_has_a_device_of_its_own_and_all_ranks_agree(
+    own: str, other: str, is_used: bool
+) -> None:
+    store = HashStore()
+    with ThreadPoolExecutor(2) as threads:
+        ranks = enumerate((own, other))
+        answers = [threads.submit(agree_on_nccl, store, rank, 2, device) for rank, device in ranks]
+    assert [answer.result() for answer in answers] == [is_used, is_used]
+
+
+def test_nodes_of_one_machine_share_out_its_devices_if_there_are_enough() -> None:
+    assert _share_devices(["a", "b"], ["0", "1", "GPU-c", "3", "4"]) == {"a": "0,1", "b": "GPU-c,3"}
+    assert _share_devices(["a", "b"], ["0"]) == _share_devices(["a"], []) == {}
+
+
+def test_memory_that_another_process_has_taken_meanwhile_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    full, sizes, room = torch.full, list[int](), 3 << 20
+
+    def fill(shape: tuple[int], *arguments: object, device: str, **more: Any) -> torch.Tensor:
+        assert device == "cuda:1"
+        sizes.append(shape[0])
+        if shape[0] > room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return full(shape, *arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch, "full", fill)
+    assert _fill(8 << 20, 0x55, 1).numel() == 2 << 20
+    assert sizes == [8 << 20, 4 << 20, 2 << 20]
+    room = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        _fill(8 << 20, 0x55, 1)
 
 
 def test_devices_that_are_alike_or_only_hot_pass() -> None:

@@ -133,6 +133,11 @@ WRITTEN = [
     # NVIDIA's "XID Errors", as the driver writes it to the kernel's log.
     ("NVRM: Xid (PCI:0000:04:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", 1,
      "a GPU failed or fell off the bus (Xid)"),
+    # cudaGetErrorString of 220, 999 and 702, in torch's words.
+    ("torch.AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution", 1,
+     "a GPU failed or fell off the bus (Xid)"),
+    ("torch.AcceleratorError: CUDA error: unknown error", 1, "a GPU failed or fell off the bus (Xid)"),
+    ("torch.AcceleratorError: CUDA error: the launch timed out and was terminated", 1, "a program on the GPU failed"),
     # The kernel's mm/oom_kill.c, of a killed worker of this project's own tests.
     ("Memory cgroup out of memory: Killed process 7405 (python) total-vm:462824kB", -9, OOM_KILLED.name),
     ("everstep: the loss of iteration 81 is nan, right after iteration 80", 76, "the loss is not a number"),

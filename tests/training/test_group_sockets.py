@@ -10,6 +10,7 @@ import torch
 from torch._C._distributed_c10d import ErrorType
 
 from everstep import group_sockets
+from everstep.reentry import calm_watchdog
 from everstep.runtime.agent.ports import free_port
 from tests.forks import Forks
 
@@ -81,3 +82,14 @@ def test_a_communicators_error_is_known(name: str, told: str, monkeypatch: pytes
     monkeypatch.setattr(group_sockets.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(group_sockets.distributed_c10d, "_world", world)
     assert group_sockets.communicator_error() == told
+
+
+def test_nccls_watchdog_neither_sleeps_for_long_nor_ends_a_survivor_unless_the_user_wants_it() -> None:
+    environment = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    calm_watchdog(environment)
+    assert environment == {
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "50",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    }

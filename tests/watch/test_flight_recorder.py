@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,9 +37,22 @@ NCCL = trace(9, 7, entry("nccl:all_reduce", 6, False), entry("nccl:broadcast", 4
 def test_nccls_own_recorder_counts_too_where_the_process_uses_cuda(
     monkeypatch: pytest.MonkeyPatch, uses_cuda: bool, counts: tuple[int, int], unfinished: tuple[int, str]
 ) -> None:
-    torch = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: uses_cuda))
-    monkeypatch.setitem(sys.modules, "torch", torch)  # type: ignore[arg-type]
-    recorder = SimpleNamespace(_dump_fr_trace_json=lambda *_: GLOO, _dump_nccl_trace_json=lambda *_: NCCL)
+    current = [0]
+
+    @contextmanager
+    def select(device: int) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.pop()
+
+    def dump_nccl(entries: bool, _: bool) -> bytes:
+        assert current[-1] == (2 if entries else 0), "its events are asked on the device that the process uses"
+        return NCCL
+
+    cuda = SimpleNamespace(is_initialized=lambda: uses_cuda, device_count=lambda: 4, device=select)
+    driver = SimpleNamespace(_cuda_hasPrimaryContext=lambda device: device == 2)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, _C=driver))  # type: ignore[arg-type]
+    recorder = SimpleNamespace(_dump_fr_trace_json=lambda *_: GLOO, _dump_nccl_trace_json=dump_nccl)
     assert count_collectives(read_traces(recorder)) == counts
     assert find_unfinished(read_traces(recorder, entries=True)) == unfinished
 

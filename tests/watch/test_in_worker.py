@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from everstep.runtime.watch import in_worker
 from everstep.runtime.watch.board import RECENT, VARIABLE, BoardWriter, read_board
 from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.find_workers import local_workers
@@ -201,3 +203,22 @@ def test_of_two_workers_with_one_rank_the_later_rounds_counts(tmp_path: Path) ->
     assert [(worker.node, worker.board.round) for worker in local_workers(tmp_path)] == [
         ("worker-0-0", 2), ("worker-2-0", 2)
     ]  # fmt: skip
+
+
+class StepOnDevice:
+    """The step counter of an optimizer whose step is in a CUDA graph."""
+
+    is_cuda = True
+
+    def __int__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize(("captures", "earlier"), [(False, 7), (True, 0)])
+def test_a_number_on_the_device_is_not_read_while_a_graph_is_captured(
+    captures: bool, earlier: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = SimpleNamespace(is_current_stream_capturing=lambda: captures)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
+    optimizer = SimpleNamespace(state={"weight": {"step": StepOnDevice()}})
+    assert in_worker._earlier_steps(optimizer) == earlier

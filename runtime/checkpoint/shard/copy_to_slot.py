@@ -114,13 +114,18 @@ class Stager:
 
 
 def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    """Copy each source into its target, in one call. Copies between host and device overlap."""
+    """Copy each source into its target, in one call. Copies between host and device overlap.
+
+    A source in a slot that is registered with CUDA is first copied to other memory: it may lie in two registered parts,
+    which CUDA refuses (see `cuda_copies`). Targets there are copied by `DeviceCopies`.
+    """
     if not targets:
         return
     devices = {device for device in (*map(_device, targets), *map(_device, sources)) if device.type != "cpu"}
     with torch.no_grad():
         if devices:  # torch would conjugate and negate on the host, without a wait for the bytes.
             sources = [source.resolve_conj().resolve_neg() for source in sources]
+            sources = [source.clone() if source.is_cpu and source.is_pinned() else source for source in sources]
         torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
             targets, sources, non_blocking=bool(devices)
         )

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from everstep.runtime.checkpoint.shard.device_copies import Gather, Pairs, Piece, packed_views
+from everstep.runtime.checkpoint.shard.device_copies import Gather, Pairs, Piece, as_bytes, packed_views
 from everstep.runtime.checkpoint.shard.digests import BLOCK_BYTES
 from everstep.runtime.checkpoint.shard.layout import SMALL_BYTES
 
@@ -93,7 +93,7 @@ class CudaCopies:
                 self._copy(target, source)
             for gather, buffer in zip(gathers, buffers, strict=True):
                 torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
-                    packed_views(buffer, gather), list(gather.sources)
+                    packed_views(buffer, gather), list(map(as_bytes, gather.sources))
                 )
                 self._copy(gather.target, buffer)
             for source in [

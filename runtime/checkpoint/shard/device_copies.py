@@ -114,11 +114,9 @@ class CopyPlan:
         """`later`: the names of the tensors that the optimizer's step alone changes."""
         self._layout = layout
         now = [name for name in layout.tensors if name in tensors and name not in later]
-        at_once = [name for name in now if tensors[name].device == device]
-        if sum(layout.tensors[name].size for name in at_once) > AT_ONCE_BYTES:
-            at_once = []
-        self._at_once, queued = at_once, set(at_once)
-        self._now = [name for name in now if name not in queued]
+        self._at_once = [name for name in now if tensors[name].device == device]
+        self._is_waited_for = sum(layout.tensors[name].size for name in self._at_once) > AT_ONCE_BYTES
+        self._elsewhere = [name for name in now if tensors[name].device != device]
         self.later = [name for name in layout.tensors if name in later]
         """Their copies are queued, in the shard's order."""
         self._gathers = _adjacent(layout, [name for name in self.later if layout.tensors[name].size < SMALL_BYTES])
@@ -129,21 +127,28 @@ class CopyPlan:
         """Write head and JSON part, copy what changes at any time, and queue the other copies."""
         places, tensors = self._layout.tensors, tree.tensors
         self._layout.write_state(buffer, json)
-        copy_tensors([places[name].view(buffer) for name in self._now], [tensors[name] for name in self._now])
+        copy_tensors(
+            [places[name].view(buffer) for name in self._elsewhere], [tensors[name] for name in self._elsewhere]
+        )
         gathers = [_gather(buffer, [(places[name], tensors[name]) for name in run]) for run in self._gathers]
         at_once, pairs = (
             [(places[name].view(buffer), tensors[name]) for name in names] for names in (self._at_once, self._large)
         )
+        if self._is_waited_for:
+            copies.begin([], [], at_once).wait()
+            at_once = []
         return copies.begin(pairs, gathers, at_once)
 
 
 def packed_views(buffer: torch.Tensor, gather: Gather) -> list[torch.Tensor]:
-    """Where in `buffer`, as large as the target, each source belongs."""
-    ends = [start + source.nbytes for start, source in zip(gather.offsets, gather.sources, strict=True)]
-    return [
-        buffer[start:end].view(source.dtype).view(source.shape)
-        for start, end, source in zip(gather.offsets, ends, gather.sources, strict=True)
-    ]
+    """Where in `buffer`, as large as the target, the bytes of each source belong: (bytes,) uint8."""
+    return [buffer[start : start + source.nbytes] for start, source in zip(gather.offsets, gather.sources, strict=True)]
+
+
+def as_bytes(source: torch.Tensor) -> torch.Tensor:
+    """The bytes of a source in order, (bytes,) uint8. As such, tensors of all types are packed by one kernel of CUDA,
+    which does not know every type (ForeachBinaryOpList.cu: no 8-bit floating-point ones)."""
+    return source.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
 def _gather(buffer: memoryview, members: Sequence[tuple[TensorInfo, torch.Tensor]]) -> Gather:
@@ -154,17 +159,15 @@ def _gather(buffer: memoryview, members: Sequence[tuple[TensorInfo, torch.Tensor
 
 
 def _adjacent(layout: Layout, names: Sequence[str]) -> list[list[str]]:
-    """Runs of at least two tensors without a gap, each aligned to its type within its run."""
+    """Runs of at least two tensors without a gap."""
     runs: list[list[str]] = []
     end = -1
     for name in names:
         place = layout.tensors[name]
         if place.size:
-            fits = runs and place.start == end and not (place.start - _start(layout, runs[-1])) % place.dtype.itemsize
-            runs = [*runs[:-1], [*runs[-1], name]] if fits else [*runs, [name]]
+            if runs and place.start == end:
+                runs[-1].append(name)
+            else:
+                runs.append([name])
             end = place.start + place.size
     return [run for run in runs if len(run) > 1]
-
-
-def _start(layout: Layout, run: Sequence[str]) -> int:
-    return layout.tensors[run[0]].start

@@ -138,7 +138,7 @@ def _copy(data: memoryview, layout: Layout, copied: CopyOrder, copies: DeviceCop
     copy_tensors([target for _, target in others], [place.view(data) for place, _ in others])
     with torch.no_grad():
         for place, target in conjugated:
-            target.copy_(place.view(data))
+            target.copy_(place.view(data).clone())  # The clone is in no slot (see `copy_tensors`).
 
 
 Move = tuple[int, int, int]

@@ -41,6 +41,10 @@ NOT_KEPT = (
 )
 
 
+_MOST_REFUSALS = 9
+"""How often registering a slot is tried although it fails: a driver that always refuses would be asked in each save."""
+
+
 def device_of(tree: FlatState) -> torch.device:
     """The device that has the state's tensors; the CPU if none is elsewhere."""
     return next((tensor.device for tensor in tree.tensors.values() if tensor.device.type != "cpu"), torch.device("cpu"))
@@ -77,6 +81,8 @@ class OverlappedSaves:
         self._registrations: dict[int, Future[bool]] = {}
         """Of the slots that were written, by their numbers: the next save there waits for it, as a slot is not written
         meanwhile. Their results: was it possible?"""
+        self._refusals = 0
+        """How often it was not."""
         self._closes = threading.Event()
         self._save: _Save | None = None
         """Until the next step is held."""
@@ -111,7 +117,8 @@ class OverlappedSaves:
             plan = CopyPlan(layout, tree.tensors, stepped_names(state, tree, device), device)
             self._plan = tree.traversal, plan
         number, buffer = slot
-        if number in self._registrations and not self._registrations[number].result():
+        registration = self._registrations.get(number)
+        if registration and not registration.result() and self._refusals < _MOST_REFUSALS:
             del self._registrations[number]  # As while a CUDA graph was captured: it is tried again.
         began, plan = time.perf_counter(), self._plan[1]
         sources = [tree.tensors[name] for name in plan.later]
@@ -177,6 +184,7 @@ class OverlappedSaves:
         try:
             self._copies.register(buffer, self._closes.is_set)
         except RuntimeError as error:
+            self._refusals += 1
             print(f"everstep: saves take longer, as their memory is not pinned: {error}", file=sys.stderr)
             return False
         return True
