@@ -193,6 +193,9 @@ A step's arguments are its [flags](flags.md#steps), spelled as Python names. A t
 ## `everstep.mpi_hosts`
 {docstring(parse("everstep/mpi_hosts.py"))}
 
+## `everstep.prepare_once`
+{docstring(parse("everstep/prepare_once.py"))}
+
 ## `everstep.ssh_server`
 {docstring(parse("everstep/ssh_server.py"))}
 

@@ -16,6 +16,7 @@ from everstep.convert.launchers.torchrun import CHECKS
 from everstep.convert.shell import (
     ShellStart,
     fill_in,
+    for_agent,
     has_mask,
     is_assignment,
     is_filled_in,
@@ -54,6 +55,7 @@ _BEFORE = ("exec", "env")
 """Words that a shell's command may begin with, which change nothing in what it starts."""
 _RENDEZVOUS = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port", "standalone")
 """Flags that say where the nodes meet, which the train step decides."""
+_PREPARE = ("python", "-m", "everstep.prepare_once")
 CONF = "rdzv_conf"
 """The flag with the rendezvous' settings."""
 
@@ -75,7 +77,7 @@ class Launch:
     output: str = ""
     """Where the shell leads the launcher's output."""
     is_prepared: bool = False
-    """The program begins with what the shell does before the launcher: it writes files."""
+    """What the shell does first, it writes files, is a part of the program."""
 
     @property
     def script(self) -> str:
@@ -102,7 +104,7 @@ class Place:
 
 def parse_launch(command: Sequence[str], variables: Mapping[str, str], place_of_run: Place = Place()) -> Launch | None:
     """What a launcher or Python starts; None if the command is something else: a server, a module, a shell script, a
-    script whose arguments only the shell knows, or for which the shell does more.
+    script whose arguments only the shell knows, or for which the shell does more than write files.
 
     `variables` are those that the command finds, such as NODE_NUM.
     """
@@ -139,11 +141,12 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], place_of_
     start = replace(start, variables={**start.variables, **of_launcher})
     unknown = tuple(word for word in quoted if names_in(word) & start.names_left_out())
     if is_filled:
-        text = f"{first}exec {' '.join([*python, *map(of_worker, quoted)])}"
-        program = (*command[:place], text, *command[place + 1 :])
+        text = f"exec {' '.join([*python, *map(of_worker, quoted)])}"
+        program = (*_PREPARE, for_agent(first)) if first else ()
+        program += (*command[:place], text, *command[place + 1 :])
     launch = Launch(program, flags, start, dialect is not None, unknown, output, bool(first))
     is_whole = not (is_filled or output or start.others)
-    return launch if dialect or (launch.script and is_whole) else None
+    return launch if dialect or first or (launch.script and is_whole) else None
 
 
 def starter_in(command: Sequence[str]) -> str:
