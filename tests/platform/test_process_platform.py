@@ -46,7 +46,7 @@ def request(name: str = "worker-0-0") -> NodeRequest:
 
 async def runs(folder: Path) -> None:
     """Until the node's own code does: before, its process may be in the midst of an exec."""
-    await until(lambda: (folder / "logs/worker-0-0.log").read_text())
+    await until(lambda: (next(folder.glob("logs/*/worker-0-0.log"))).read_text())
 
 
 async def next_gone(processes_platform: ProcessPlatform) -> NodeEnd:
@@ -69,7 +69,7 @@ def test_a_node_and_what_it_starts_run_near_its_devices(
         await next_gone(platform)
 
     asyncio.run(story())
-    assert (tmp_path / "logs" / "worker-0-0.log").read_text() == f"7 {near}\n"
+    assert (tmp_path / "logs" / job / "worker-0-0.log").read_text() == f"7 {near}\n"
 
 
 def test_create_twice_makes_one_node(tmp_path: Path, job: str) -> None:
@@ -120,7 +120,7 @@ def test_a_node_gets_its_environment_and_its_log(tmp_path: Path, job: str) -> No
         processes_platform = platform(tmp_path, job, code)
         await processes_platform.create(request())
         assert (await next_gone(processes_platform)).exit_code == 0
-        assert (tmp_path / "logs/worker-0-0.log").read_text() == f"green {tmp_path} ['--flag'] b''\n"
+        assert (tmp_path / "logs" / job / "worker-0-0.log").read_text() == f"green {tmp_path} ['--flag'] b''\n"
         assert await processes_platform.observe() == []
 
     asyncio.run(story())
