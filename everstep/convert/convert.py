@@ -46,6 +46,10 @@ _INSTEAD = "nearest: a command that is only what it starts, and slots in a job s
 _PREPARED = (
     "what the command's shell does first is done again when the workers start again, not once a pod; nearest: the image"
 )
+_FOLDER = (
+    "the launcher would append the folder in which it is started to PYTHONPATH; nearest: that variable in `env`, with "
+    "what the image has in it"
+)
 _KEYS = "on a cluster its nodes reach Everstep's store by them, too; nearest: keys of both, also in --store-secret"
 _NO_COMMAND = "it has no command, and its image's own is not known here"
 _NO_PROGRAM = (
@@ -333,6 +337,8 @@ def _take_flags(
         notes.append(f"{file}: the launcher's --{name}={value}: no counterpart; nearest: {nearest_flag}")
     for key, what in without_counterpart(settings).items():
         notes.append(f"{file}: the launcher's --{CONF} {key}={settings[key]}: no counterpart; nearest: {what}")
+    if launch.lacks_folder:
+        notes.append(f"{file}: {_FOLDER}")
     if launch.is_prepared:
         notes.append(f"{file}: {_PREPARED}")
     for word in launch.unknown:
