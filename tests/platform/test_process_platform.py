@@ -126,6 +126,20 @@ def test_a_node_gets_its_environment_and_its_log(tmp_path: Path, job: str) -> No
     asyncio.run(story())
 
 
+def test_nodes_of_two_jobs_that_run_at_once_write_logs_of_their_own(tmp_path: Path, job: str) -> None:
+    jobs = (job, f"{job}-2")
+
+    async def story() -> None:
+        platforms = [platform(tmp_path, name, "import os; print(os.environ['EVERSTEP_JOB'])") for name in jobs]
+        for each in platforms:
+            await each.create(request())
+        for each in platforms:
+            assert (await next_gone(each)).exit_code == 0
+        assert [(tmp_path / "logs" / name / "worker-0-0.log").read_text() for name in jobs] == [f"{j}\n" for j in jobs]
+
+    asyncio.run(story())
+
+
 def test_a_second_platform_adopts_the_nodes_and_sees_their_end(tmp_path: Path, job: str) -> None:
     async def first() -> str:
         return (await platform(tmp_path, job).create(request())).uid
