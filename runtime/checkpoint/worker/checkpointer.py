@@ -206,6 +206,11 @@ class Checkpointer:
         return self._link.ask(Flush(iteration), Done).detail
 
     @property
+    def saved(self) -> int:
+        """The newest iteration that was saved, or restored; 0: none."""
+        return self._saved
+
+    @property
     def segment(self) -> SegmentFile | None:
         """The shared memory that this rank stages into."""
         return self._segment
