@@ -44,8 +44,8 @@ def main(words: Sequence[str]) -> int:
         result = folder / f"{name}.json"
         running = os.open(folder / f"{name}.running", _OPEN)
         with hold_lock(folder / f"{name}.lock", _OPEN):
-            # Invariant: while somebody shares `running`, the text is not run, and its result is complete.
-            if _hold_alone(running) and (code := _prepare(text, command, place, result)):
+            # Invariant: while a command runs, `running` is shared, the text is not run, and its result is complete.
+            if not _share_result(running, result) and (code := _prepare(text, command, place, result)):
                 return code
             lock(running, is_shared=True)
         _become(command, result, running)
@@ -68,13 +68,17 @@ def _digest(words: Sequence[str]) -> str:
     return sha256("\0".join(words).encode(errors="surrogateescape")).hexdigest()[:16]
 
 
-def _hold_alone(running: int) -> bool:
-    """Whether nobody runs; then nobody begins before the lock is given up."""
+def _share_result(running: int, result: Path) -> bool:
+    """Whether somebody runs with that result, which is then shared; else `running` is locked for this process alone."""
     try:
         lock(running, wait_s=0)
-    except BlockingIOError:
         return False
-    return True
+    except BlockingIOError:
+        lock(running, is_shared=True)  # A preparer that was killed may hold it for another moment.
+    if result.exists():
+        return True
+    lock(running)
+    return False
 
 
 def _prepare(text: str, command: Sequence[str], place: int, result: Path) -> int:

@@ -103,6 +103,7 @@ def test_logs_are_told_by_pod_and_chosen_by_pod_or_step(tmp_path: Path) -> None:
         log = folder / "logs" / f"{name.removeprefix('w')}.log"
         log.write_text(f"from {name}\n")
         own |= {"podName": pod(name, template), "log": str(log)}
+    workflow["metadata"]["uid"] = "u"
     (folder / "workflow.json").write_text(json.dumps(workflow))
     lines_told = [f"{pod(name, template)}: from {name}" for name, template in names.items()]
     assert list(log_lines(folder, "", follow=True)) == lines_told
