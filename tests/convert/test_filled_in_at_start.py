@@ -134,7 +134,7 @@ def test_files_that_the_shell_writes_first_are_written_once_for_a_nodes_workers(
 
 
 def test_files_for_a_script_without_a_launcher_are_written_once_too(tmp_path: Path) -> None:
-    text = "D=$(mktemp -d)\ncat > $D/own.py << E\nimport sys; print('[\"$$\", \"' + sys.argv[1] + '\"]')\nE\n"
+    text = "D=$(mktemp -d)\ncat > $D/own.py << E\nimport sys; print('[\"$$$$\", \"' + sys.argv[1] + '\"]')\nE\n"
     conversion = converted(["bash", "-ec", f"{text}python -u $D/own.py $$RANK", "--"])
     process, rank = arguments_in_a_worker(conversion, tmp_path)
     assert process.isdecimal(), "the text's $$ is a shell's"
