@@ -108,7 +108,7 @@ def _become(command: Sequence[str], result: Path, running: int) -> NoReturn:
     os.chdir(folder)
     kept = {name: value for name, value in os.environ.items() if name not in changes}
     os.set_inheritable(running, True)
-    os.execvpe(command[0], command, kept | {name: value for name, value in changes.items() if value is not None})
+    os.execvpe(command[0], [*command], kept | {name: value for name, value in changes.items() if value is not None})
 
 
 def _refuse(reason: str, code: int = ExitCode.BAD_INPUT) -> int:
