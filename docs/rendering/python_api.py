@@ -41,7 +41,7 @@ SCRIPT = (
     Public("ElasticSampler", "everstep/dataset_batches.py"),
     Public("shards", "everstep/data_shards.py"),
     Public("Shard", "everstep/data_shards.py"),
-    Public("Checkpointer", "everstep/checkpoints.py", WORKER, hidden=("restore", "beacon")),
+    Public("Checkpointer", "everstep/checkpoints.py", WORKER, hidden=("restore", "beacon", "correct_beacon")),
     Public("Replay", "everstep/replay.py"),
     Public("report", "everstep/training.py"),
     Public("track", "everstep/training.py"),
