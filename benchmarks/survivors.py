@@ -212,7 +212,7 @@ def seated_ranks(run: TrainStep, ranks: int) -> list[psutil.Process]:
 
 def warm_spares(run: TrainStep) -> int:
     """How many spares are warm now, as the nodes' logs say."""
-    text = "".join(path.read_text() for path in (run.folder / "logs").glob("*.log"))
+    text = "".join(path.read_text() for path in run.node_logs())
     return text.count("a spare is warm") - text.count("come from warm spares") - text.count("a spare ended")
 
 

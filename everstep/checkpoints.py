@@ -121,7 +121,7 @@ class Checkpointer(worker.Checkpointer):
             in_worker.note_restore(iteration)
             self._session.note_restore(time.perf_counter() - began)
         if self._session.loop is not None:
-            self._session.loop.begin_iteration()
+            self._session.loop.on_load(iteration)
         return iteration
 
     def save(self, iteration: int, state: dict[str, Any], persist: bool = False) -> None:
@@ -137,6 +137,8 @@ class Checkpointer(worker.Checkpointer):
         began = time.perf_counter()
         super().save(iteration, state, persist)
         in_worker.note_staging(time.perf_counter() - began)
+        if self._session.loop is not None:
+            self._session.loop.on_saved()
 
     def finish(self, state: dict[str, Any]) -> str:
         """End the training: wait until the last state is committed in the store.
@@ -145,7 +147,7 @@ class Checkpointer(worker.Checkpointer):
         """
         self._session.end_rehearsal()
         if self._session.loop is not None:
-            self._session.loop.end()
+            self._session.loop.on_finish()
         return super().finish(state)
 
     def flush(self, iteration: int) -> str:

@@ -55,14 +55,20 @@ def shards(
     return _shards(iter(positions), each, order)
 
 
+class _Saves(Protocol):
+    """A Checkpointer."""
+
+    @property
+    def saved(self) -> int: ...
+
+
 class _Worker(Protocol):
     """What is known of this process: its session, or `_Torchless`."""
 
     shard_requests: int
-    iteration: int
 
     @property
-    def checkpointer(self) -> object: ...
+    def checkpointer(self) -> _Saves | None: ...
     def beacon(self, name: str) -> None: ...
 
 
@@ -72,7 +78,6 @@ class _Torchless:
 
     link: Link | None
     shard_requests: int = 0
-    iteration: int = 0
     checkpointer: None = None
 
     def beacon(self, name: str) -> None:
@@ -114,7 +119,7 @@ class _Taker:
     def __iter__(self) -> Iterator[int]:
         position_done, iteration = NOTHING, 0
         while (position := self._ask(position_done, iteration)) != NOTHING:
-            before = self._worker.iteration
+            before = self._saved()
             try:
                 yield position
             except GeneratorExit:  # The loop was left: what it was doing is for others.
@@ -129,7 +134,10 @@ class _Taker:
         return self._link.ask(request, TakenShard).position
 
     def _counts_with(self, before: int) -> int:
-        """The iteration whose saved state includes the shard that began after iteration `before`; 0: none does."""
+        """The first iteration whose saved state includes the shard that began after `before`; 0: none does."""
         if self._worker.checkpointer is None:
             return 0
-        return self._worker.iteration if self._worker.iteration > before else before + 1
+        return max(self._saved(), before + 1)
+
+    def _saved(self) -> int:
+        return self._worker.checkpointer.saved if self._worker.checkpointer is not None else 0

@@ -120,7 +120,7 @@ class Session:
         self.evaluates_since = time.perf_counter() if name == EVALUATION else None
         in_worker.show_phase("" if name in LOOP_PHASES else name)
         if self.checkpointer is not None:
-            self.checkpointer.beacon(self.iteration, name)
+            self.checkpointer.beacon(self.iteration if self.loop is None else self.loop.current, name)
 
     def end_evaluation(self) -> None:
         """What was evaluated so far is of this iteration."""
@@ -232,10 +232,17 @@ class OwnLoop:
         """Of the newest saved iteration."""
         self._is_open = False
         """It was saved, and its report is not sent yet."""
+        self._done = 0
+        """The newest iteration that is saved, or was restored."""
+        self.current = 0
+        """The iteration in progress, or that is being saved; at the end the newest."""
 
-    def begin_iteration(self) -> None:
-        """The state is loaded: what the script did before, is no part of its first iteration."""
+    def on_load(self, iteration: int) -> None:
+        """The state of an iteration is loaded: what the script did before, is no part of the next one."""
         self._began = time.perf_counter()
+        self._done, self.current = iteration, iteration + 1
+        if self._session.checkpointer is not None:
+            self._session.checkpointer.correct_beacon(self.current)
 
     def on_report(self) -> None:
         """The script reports."""
@@ -249,9 +256,21 @@ class OwnLoop:
             self.end()
         self._seconds, self._began = now - self._began, now
         self._session.iteration, self._is_open = iteration, True
+        self._done = self.current = iteration
         self._session.beacon("save")
         if self._reports_first:
             self.end()
+
+    def on_saved(self) -> None:
+        """What the script does from now on is of the next iteration."""
+        self.current = self._done + 1
+        self._session.beacon("step")
+
+    def on_finish(self) -> None:
+        """No iteration follows."""
+        self.end()
+        self.current = self._done
+        self._session.beacon("end")
 
     def end_at_exit(self) -> None:
         """The script ends; so does its newest iteration."""

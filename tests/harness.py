@@ -134,8 +134,12 @@ class Watched:
 
     def last_words(self) -> str:
         """The end of every log, for the message of a failed assertion."""
-        logs = [*sorted((self.folder / "logs").glob("*.log")), *self.folder.glob("*.log")]
+        logs = [*sorted((self.folder / "logs").rglob("*.log")), *self.folder.glob("*.log")]
         return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-3000:]}" for path in logs)
+
+    def node_logs(self, node: str = "*") -> list[Path]:
+        """The logs of the trainings' nodes."""
+        return sorted(self.folder.glob(f"logs/*/{node}.log"))
 
     def over(self) -> bool:
         """Has the newest process that we started ended?"""

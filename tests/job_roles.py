@@ -33,8 +33,7 @@ def evict(step: TrainStep, node: str) -> None:
 
 def log_of(step: TrainStep, node: str) -> str:
     """What a node's agent and workers have written."""
-    path = step.folder / "logs" / f"{node}.log"
-    return path.read_text(errors="replace") if path.exists() else ""
+    return "".join(path.read_text(errors="replace") for path in step.node_logs(node))
 
 
 def wait_for_line(step: TrainStep, node: str, words: str) -> None:

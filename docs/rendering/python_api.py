@@ -41,7 +41,7 @@ SCRIPT = (
     Public("ElasticSampler", "everstep/dataset_batches.py"),
     Public("shards", "everstep/data_shards.py"),
     Public("Shard", "everstep/data_shards.py"),
-    Public("Checkpointer", "everstep/checkpoints.py", WORKER, hidden=("restore", "beacon")),
+    Public("Checkpointer", "everstep/checkpoints.py", WORKER, hidden=("restore", "beacon", "correct_beacon")),
     Public("Replay", "everstep/replay.py"),
     Public("report", "everstep/training.py"),
     Public("track", "everstep/training.py"),
@@ -192,6 +192,9 @@ A step's arguments are its [flags](flags.md#steps), spelled as Python names. A t
 
 ## `everstep.mpi_hosts`
 {docstring(parse("everstep/mpi_hosts.py"))}
+
+## `everstep.prepare_once`
+{docstring(parse("everstep/prepare_once.py"))}
 
 ## `everstep.ssh_server`
 {docstring(parse("everstep/ssh_server.py"))}

@@ -13,6 +13,7 @@ from everstep.errors import BadInput
 from everstep.extras import require
 from everstep.flags import Flag, add_action
 from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.net.token import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from everstep.runtime.diagnosis.messages import Over
@@ -173,7 +174,7 @@ def _across_options(
         rank=rank,
         min_nodes=least,
         max_nodes=most,
-        token=environment.get("EVERSTEP_JOB_TOKEN") or shared_token(flags.rdzv_id, int(port)),
+        token=environment.get(TOKEN_VARIABLE) or shared_token(flags.rdzv_id, int(port)),
         join_timeout_s=flags.join_timeout,
         timeout_s=flags.timeout,
         exclude_straggler=flags.exclude_straggler,
@@ -207,9 +208,9 @@ def _check_across_machines(options: "MultiMachineCheck") -> int:
     from everstep.runtime.diagnosis import report
     from everstep.runtime.diagnosis.multi_machine import check_machines
 
-    if options.rank == 0 and not options.endpoint.bind_host and "EVERSTEP_JOB_TOKEN" not in os.environ:
+    if options.rank == 0 and not options.endpoint.bind_host and TOKEN_VARIABLE not in os.environ:
         print(
-            f"everstep check: no EVERSTEP_JOB_TOKEN: port {options.endpoint.port} is protected by --rdzv-id only",
+            f"everstep check: no {TOKEN_VARIABLE}: port {options.endpoint.port} is protected by --rdzv-id only",
             file=sys.stderr,
         )
     outcome = asyncio.run(check_machines(options))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+from everstep.cli.run_views import is_node_selected
 from everstep.errors import BadInput
 from everstep.runtime.display.terminal import as_text
 
@@ -97,7 +98,7 @@ def retry(namespace: str, name: str) -> int:
 
 
 def logs(namespace: str, name: str, selector: str, follow: bool) -> int:
-    """Print the lines of its steps' pods, `POD: LINE`, and of its nodes', `NODE: LINE`; returns the exit code.
+    """Print the lines of its steps' pods, `POD: LINE`, and of its nodes', `STEP/NODE: LINE`; returns the exit code.
 
     `selector` as for `log_lines`. Raises BadInput.
     """
@@ -106,13 +107,16 @@ def logs(namespace: str, name: str, selector: str, follow: bool) -> int:
     from everstep.runtime.submission.tree import rows
 
     def is_wanted(log: PodLog) -> bool:
-        return log.pod == selector or any(name.startswith(selector) for name in (log.title, log.pod))
+        return any(name.startswith(selector) for name in (log.title, log.pod))
+
+    def is_wanted_node(log: PodLog) -> bool:
+        return log.pod.startswith(selector) or is_node_selected(log.title, selector)
 
     with _route(namespace) as route:
         workflow = _with_status(route.get(name))
         steps = list(filter(is_wanted, step_logs(rows(workflow))))
         every_node, trouble = _node_logs(route, name)
-        nodes = list(filter(is_wanted, every_node))
+        nodes = list(filter(is_wanted_node, every_node))
         if selector and not steps and not nodes and not follow:
             raise BadInput(f"{name}: no pod of that name, and no step or node begins with {selector!r}")
         if trouble:
@@ -129,11 +133,11 @@ def logs(namespace: str, name: str, selector: str, follow: bool) -> int:
             every.follow(filter(is_wanted, step_logs(view.rows)))
             if not trouble and (now := time.monotonic()) >= looked_at + LOOK_S:
                 looked_at = now
-                every.follow(filter(is_wanted, _node_logs(route, name)[0]))
+                every.follow(filter(is_wanted_node, _node_logs(route, name)[0]))
 
         with Follower(route, workflow, tails=False) as follower:
             follower.follow(follow_started)
-        every.follow(filter(is_wanted, _node_logs(route, name)[0]))
+        every.follow(filter(is_wanted_node, _node_logs(route, name)[0]))
         every.end()
         every.finish()
     return 0

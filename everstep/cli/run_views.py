@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -18,10 +17,6 @@ from everstep.runtime.display.times import long_duration, short_duration, unix_t
 FOLLOW_EVERY_S = 0.3
 FILES = ("manifest.json", "workflow.json")
 """A run begins with the first file; the second is written before any of its pods starts."""
-
-
-_NODE = re.compile(r"[a-z0-9-]+-\d+-\d+")
-"""A training's node: its role, its place there, and how often it was replaced."""
 NEWEST = "@latest"
 """Names the newest run, as for `argo`."""
 
@@ -183,8 +178,8 @@ def _creation_time(workflow: Mapping[str, Any]) -> float:
 
 
 def log_lines(folder: Path, selector: str, follow: bool) -> Iterator[str]:
-    """Lines as `argo logs` prints them, `POD: LINE`; of a training's nodes `NODE: LINE`. `selector` selects a pod, or
-    steps and nodes whose name begins with it.
+    """Lines as `argo logs` prints them, `POD: LINE`; of a training's nodes `STEP/NODE: LINE`. `selector` selects a pod,
+    or steps and nodes whose name begins with it.
 
     `follow`: go on until the run has ended.
     """
@@ -209,17 +204,30 @@ def log_lines(folder: Path, selector: str, follow: bool) -> Iterator[str]:
 
 
 def _pod_logs(folder: Path, selector: str) -> Iterator[tuple[Path, str]]:
-    """(log, pod) of the selected pods, in the order in which they started, then (log, node) of the trainings' nodes."""
-    nodes = [node for node in read_workflow(folder)["status"]["nodes"].values() if node.get("log")]
-    own = {Path(node["log"]).name for node in nodes}
+    """(log, pod) of the selected pods, in the order in which they started, then (log, STEP/NODE) of the trainings'
+    nodes."""
+    workflow = read_workflow(folder)
+    nodes = [node for node in workflow["status"]["nodes"].values() if node.get("log")]
     for node in sorted(nodes, key=lambda node: (node.get("startedAt") or "", node["name"])):
         path = folder / "logs" / Path(node["log"]).name
         names = (node["displayName"], path.stem)
         if path.exists() and (node["podName"] == selector or any(name.startswith(selector) for name in names)):
             yield path, node["podName"]
-    for path in sorted((folder / "logs").glob("*.log")):
-        if path.name not in own and _NODE.fullmatch(path.stem) and path.stem.startswith(selector):
-            yield path, path.stem
+    for title, path in node_logs(folder, workflow).items():
+        if is_node_selected(title, selector):
+            yield path, title
+
+
+def node_logs(folder: Path, workflow: Mapping[str, Any]) -> dict[str, Path]:
+    """The logs of the trainings' nodes, by STEP/NODE."""
+    own = f"{workflow['metadata'].get('uid', '')}-"
+    paths = sorted((folder / "logs").glob("*/*.log"))
+    return {f"{path.parent.name.removeprefix(own)}/{path.stem}": path for path in paths}
+
+
+def is_node_selected(title: str, selector: str) -> bool:
+    """Whether `selector` is the beginning of a node's name, or of STEP/NODE, which `title` is."""
+    return (title if "/" in selector else title.rpartition("/")[2]).startswith(selector)
 
 
 def align_columns(table: list[tuple[str, ...]], gap: int) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 import posixpath
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from everstep.convert.names import read_name, with_role_names
 from everstep.convert.nearest import nearest
 from everstep.convert.pods import gpus_of, take_all
 from everstep.convert.rendezvous import parse_settings, patience_of, without_counterpart
+from everstep.convert.shell import for_agent
 from everstep.convert.source import Pod, Role, SourceJob, claim_name
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.job.spec_reader import SpecError, spec_of
@@ -44,9 +44,12 @@ _BRACES = (
 )
 _INSTEAD = "nearest: a command that is only what it starts, and slots in a job spec"
 _PREPARED = (
-    "what the command's shell does before the launcher is done by each worker, not once a node; nearest: the image"
+    "what the command's shell does first is done again when the workers start again, not once a pod; nearest: the image"
 )
-_OF_AGENT = re.compile(r"\$(\$|\{?local_rank\b)")
+_FOLDER = (
+    "the launcher would append the folder in which it is started to PYTHONPATH; nearest: that variable in `env`, with "
+    "what the image has in it"
+)
 _KEYS = "on a cluster its nodes reach Everstep's store by them, too; nearest: keys of both, also in --store-secret"
 _NO_COMMAND = "it has no command, and its image's own is not known here"
 _NO_PROGRAM = (
@@ -303,13 +306,13 @@ def _take_commands(
     taken: list[Role] = []
     for role in job.roles:
         launch = _launch_of(role, job.variables)
-        if launch and launch.has_launcher:
+        if launch and (launch.has_launcher or launch.is_prepared):
             _take_flags(launch, arguments, policies, file, notes)
             commands[role.name] = shlex.join(launch.program)
             taken.append(_as_its_shell_sets(role, launch))
             continue
         taken.append(role)
-        commands[role.name] = _unchanged(shlex.join(role.pod.command))
+        commands[role.name] = for_agent(shlex.join(role.pod.command))
         what = "each worker runs its command unchanged" if role.pod.command else _NO_COMMAND
         what = what if role.pod.has_program else _NO_PROGRAM
         starter = starter_in(role.pod.command)
@@ -318,11 +321,6 @@ def _take_commands(
         notes.append(f"{file}: {role.name}: {what}")
     arguments |= {"script": COMMAND, "script_args": shlex.quote(json.dumps(commands, ensure_ascii=False))}
     return taken
-
-
-def _unchanged(command: str) -> str:
-    """As a worker's agent takes it, which fills in `${local_rank}` and for `$$` puts `$`."""
-    return command.replace("$", "$$") if _OF_AGENT.search(command) else command
 
 
 def _take_flags(
@@ -339,6 +337,8 @@ def _take_flags(
         notes.append(f"{file}: the launcher's --{name}={value}: no counterpart; nearest: {nearest_flag}")
     for key, what in without_counterpart(settings).items():
         notes.append(f"{file}: the launcher's --{CONF} {key}={settings[key]}: no counterpart; nearest: {what}")
+    if launch.lacks_folder:
+        notes.append(f"{file}: {_FOLDER}")
     if launch.is_prepared:
         notes.append(f"{file}: {_PREPARED}")
     for word in launch.unknown:

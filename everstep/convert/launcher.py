@@ -3,6 +3,7 @@
 The train step's agent takes the launcher's place, so the launcher's flags become the step's arguments.
 """
 
+import posixpath
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -11,11 +12,12 @@ from typing import Any
 
 from everstep.convert.field_reader import number_in
 from everstep.convert.launchers import DIALECTS
-from everstep.convert.launchers.dialect import DEVICES, MODULE, NO_PYTHON, SLOTS, Dialect
+from everstep.convert.launchers.dialect import DEVICES, MODULE, NO_PYTHON, SLOTS, Dialect, Translation
 from everstep.convert.launchers.torchrun import CHECKS
 from everstep.convert.shell import (
     ShellStart,
     fill_in,
+    for_agent,
     has_mask,
     is_assignment,
     is_filled_in,
@@ -54,6 +56,8 @@ _BEFORE = ("exec", "env")
 """Words that a shell's command may begin with, which change nothing in what it starts."""
 _RENDEZVOUS = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port", "standalone")
 """Flags that say where the nodes meet, which the train step decides."""
+_PATHS = "PYTHONPATH"
+_PREPARE = ("python", "-m", "everstep.prepare_once")
 CONF = "rdzv_conf"
 """The flag with the rendezvous' settings."""
 
@@ -74,8 +78,10 @@ class Launch:
     """Words of the program that need what the shell does first and is left out."""
     output: str = ""
     """Where the shell leads the launcher's output."""
+    lacks_folder: bool = False
+    """The launcher would have the script import from the folder in which it is started, too."""
     is_prepared: bool = False
-    """The program begins with what the shell does before the launcher: it writes files."""
+    """What the shell does first, it writes files, is a part of the program."""
 
     @property
     def script(self) -> str:
@@ -102,7 +108,7 @@ class Place:
 
 def parse_launch(command: Sequence[str], variables: Mapping[str, str], place_of_run: Place = Place()) -> Launch | None:
     """What a launcher or Python starts; None if the command is something else: a server, a module, a shell script, a
-    script whose arguments only the shell knows, or for which the shell does more.
+    script whose arguments only the shell knows, or for which the shell does more than write files.
 
     `variables` are those that the command finds, such as NODE_NUM.
     """
@@ -134,16 +140,19 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], place_of_
     if dialect and dialect.rank_flag and dialect.no_rank_flag not in flags:
         for each in (rest, quoted):
             each.insert(1, f"{dialect.rank_flag}=${{local_rank}}")  # Each worker's agent fills it in.
-    flags, of_launcher = _of_torchrun(dialect, flags, place_of_run)
+    translation = _of_torchrun(dialect, flags, place_of_run)
     start, program = start.with_own(of_command), (*python, *rest)
-    start = replace(start, variables={**start.variables, **of_launcher})
+    start, lacks_folder = _with_variables(start, translation, variables, program)
     unknown = tuple(word for word in quoted if names_in(word) & start.names_left_out())
     if is_filled:
-        text = f"{first}exec {' '.join([*python, *map(of_worker, quoted)])}"
-        program = (*command[:place], text, *command[place + 1 :])
-    launch = Launch(program, flags, start, dialect is not None, unknown, output, bool(first))
+        text = f"exec {' '.join([*python, *map(of_worker, quoted)])}"
+        program = (*_PREPARE, for_agent(first)) if first else ()
+        program += (*command[:place], text, *command[place + 1 :])
+    launch = Launch(
+        program, dict(translation.flags), start, dialect is not None, unknown, output, lacks_folder, bool(first)
+    )
     is_whole = not (is_filled or output or start.others)
-    return launch if dialect or (launch.script and is_whole) else None
+    return launch if dialect or first or (launch.script and is_whole) else None
 
 
 def starter_in(command: Sequence[str]) -> str:
@@ -171,11 +180,11 @@ def _after_launcher(words: Sequence[str]) -> tuple[Dialect | None, list[str]]:
     return None, []
 
 
-def _of_torchrun(dialect: Dialect | None, flags: dict[str, str], place: Place) -> tuple[dict[str, str], dict[str, str]]:
-    """(the flags in torchrun's words, the variables that the launcher sets)."""
+def _of_torchrun(dialect: Dialect | None, flags: dict[str, str], place: Place) -> Translation:
+    """The flags in torchrun's words."""
     kept = {name: value for name, value in flags.items() if name not in (*MODULE, NO_PYTHON)}
     if dialect is None:
-        return kept, {}
+        return Translation(kept, {})
     kept.pop(dialect.no_rank_flag, None)
     translation = dialect.translate(kept, place.nodes)
     translated = dict(translation.flags)
@@ -184,7 +193,26 @@ def _of_torchrun(dialect: Dialect | None, flags: dict[str, str], place: Place) -
             translated[SLOTS] = str(place.devices)
         elif SLOTS not in kept:  # The launcher would start one process.
             del translated[SLOTS]
-    return translated, dict(translation.variables)
+    return replace(translation, flags=translated)
+
+
+def _with_variables(
+    start: ShellStart, translation: Translation, given: Mapping[str, str], program: Sequence[str]
+) -> tuple[ShellStart, bool]:
+    """(the start with the launcher's variables, whether a folder is missing in them from which the program may import).
+
+    What the image itself has in PYTHONPATH is not known: only one that the job gives can be appended to.
+    """
+    variables = {**start.variables, **translation.variables}
+    if not translation.adds_folder:
+        return replace(start, variables=variables), False
+    paths = {**given, **start.variables}.get(_PATHS)
+    if paths and _PATHS not in start.names_left_out():
+        return replace(start, variables=variables | {_PATHS: f"{paths}:{start.folder or '.'}"}), False
+    python, *words = program
+    folder = posixpath.normpath(posixpath.join(start.folder, posixpath.dirname(words[0]))) if words else ""
+    is_beside = python == "python" and folder == posixpath.normpath(start.folder)
+    return replace(start, variables=variables), not is_beside
 
 
 def _split_flags(words: list[str], switches: frozenset[str]) -> tuple[dict[str, str], list[str]]:

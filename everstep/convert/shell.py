@@ -47,6 +47,7 @@ _EXPANDED = re.compile(r"[*?\[]|^~|\{[^{}]*(?:,|\.\.)[^{}]*\}")
 """In a word without quotes: names of files, one's own folder, several words (bash)."""
 _WORD = re.compile(rf"(?:{_QUOTES}|{_SUBSTITUTED}|[^\s'\"\\])+", re.DOTALL)
 """As a shell separates them, with their quotes."""
+_OF_AGENT = re.compile(r"\$(\$|\{?local_rank\b)")
 _NODES_RANK = "GROUP_RANK"
 _RANKS = dict.fromkeys(("RANK", "NODE_RANK", "PET_NODE_RANK", "WORKER_RANK", "JOB_COMPLETION_INDEX"), _NODES_RANK)
 """Where a launcher stands, these are its node's, which a worker knows by another name."""
@@ -193,6 +194,11 @@ def of_worker(word: str) -> str:
         return f"${{{_RANKS[name]}}}" if name in _RANKS else match[0]
 
     return _replace(word, _VARIABLE, renamed)
+
+
+def for_agent(text: str) -> str:
+    """A text as a worker's agent takes it, which fills in `${local_rank}` and for `$$` puts `$`."""
+    return text.replace("$", "$$") if _OF_AGENT.search(text) else text
 
 
 def fill_in(text: str, variables: Mapping[str, str]) -> str:

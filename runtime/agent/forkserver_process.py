@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from everstep.runtime.agent.compiler import compiler_variables
+from everstep.runtime.net.token import TOKEN_VARIABLE
 
-_NOT_FOR_WORKERS = ("EVERSTEP_JOB_TOKEN",)
+_NOT_FOR_WORKERS = (TOKEN_VARIABLE,)
 
 
 class ClonedProcess(NamedTuple):

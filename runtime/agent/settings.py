@@ -11,6 +11,7 @@ from pathlib import Path
 from everstep.runtime.agent.script import Kind, split_command
 from everstep.runtime.checkpoint.node.core.persist_interval import share_of
 from everstep.runtime.diagnosis.switchbox import SwitchboxSpec, add_box_flags, box_of
+from everstep.runtime.net.token import TOKEN_VARIABLE
 from everstep.runtime.store.code import is_code_address
 
 _EXAMPLE = """\
@@ -25,7 +26,7 @@ example:
   EVERSTEP_JOB=demo EVERSTEP_JOB_TOKEN=secret EVERSTEP_MASTER=http://127.0.0.1:8000 EVERSTEP_STORE=runs/store \\
     python -m everstep.runtime.agent --node worker-0-0 --slots 2 -- train.py --epochs 3
 """
-_NEEDED = ("EVERSTEP_JOB", "EVERSTEP_JOB_TOKEN", "EVERSTEP_MASTER", "EVERSTEP_STORE")
+_NEEDED = ("EVERSTEP_JOB", TOKEN_VARIABLE, "EVERSTEP_MASTER", "EVERSTEP_STORE")
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,7 @@ def settings_of(arguments: Sequence[str], environment: Mapping[str, str]) -> tup
         raise ValueError(f"--notice {options.notice:g} --grace {options.grace:g}: give seconds, 0 or more")
     settings = Settings(
         job=environment["EVERSTEP_JOB"],
-        token=environment["EVERSTEP_JOB_TOKEN"],
+        token=environment[TOKEN_VARIABLE],
         master=environment["EVERSTEP_MASTER"],
         store=environment["EVERSTEP_STORE"],
         node=options.node,

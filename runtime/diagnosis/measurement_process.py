@@ -17,10 +17,11 @@ from everstep.runtime.diagnosis.measurement_server import Answer as ForksAnswer
 from everstep.runtime.diagnosis.measurement_server import Begin, Count, Devices, End, ForkReport, Go, Ready, Request
 from everstep.runtime.diagnosis.messages import Stage, StageResult, Together, Work
 from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
+from everstep.runtime.net.token import TOKEN_VARIABLE
 
 COMMAND = ("-m", "everstep.runtime.diagnosis.measurement_server")
 """Followed by the number of threads."""
-_SECRETS = ("EVERSTEP_JOB_TOKEN",)
+_SECRETS = (TOKEN_VARIABLE,)
 _CLOSE_S = 5.0
 """How long the process may take to end once its connection has."""
 _encode = msgspec.json.Encoder().encode

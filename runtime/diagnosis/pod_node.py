@@ -27,6 +27,7 @@ from everstep.runtime.diagnosis.switchbox import SwitchboxError, SwitchboxSpec, 
 from everstep.runtime.diagnosis.verdicts import Verdict
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.net.tls import Credentials, credentials_of
+from everstep.runtime.net.token import TOKEN_VARIABLE
 from everstep.runtime.platform import POD_VARIABLE
 from everstep.runtime.protocol.handover import NodeStart, decode_start, start_key
 from everstep.runtime.store import NoSuchKey, Store, StoreError, open_store
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     add_box_flags(parser)
     flags = parser.parse_args(arguments)
     me = Arrive(flags.node, environment["EVERSTEP_HOST"], environment["EVERSTEP_IP"])
-    credentials = credentials_of(environment["EVERSTEP_JOB_TOKEN"], environment["EVERSTEP_JOB"], tls=True)
+    credentials = credentials_of(environment[TOKEN_VARIABLE], environment["EVERSTEP_JOB"], tls=True)
     try:
         verdict = asyncio.run(_take_part(flags.coordinator, me, credentials, box_of(flags)))
     except (RefusedError, SwitchboxError) as error:
@@ -93,7 +94,7 @@ def wait_for_start(store: Store, key: str, token: str, hold_s: float) -> NodeSta
 
 def become_agent(start: NodeStart, environment: Mapping[str, str]) -> NoReturn:
     """Run the agent in this process's place."""
-    more = {**start.environment, "EVERSTEP_JOB_TOKEN": environment["EVERSTEP_TRAINING_TOKEN"]}
+    more = {**start.environment, TOKEN_VARIABLE: environment["EVERSTEP_TRAINING_TOKEN"]}
     variables = {name: value for name, value in environment.items() if name != "EVERSTEP_TRAINING_TOKEN"}
     command = [sys.executable, "-m", "everstep.runtime.agent", *start.arguments]
     os.execve(sys.executable, command, {**variables, **more})

@@ -33,6 +33,7 @@ from everstep.runtime.master.server import serving
 from everstep.runtime.master.survey import survey_store
 from everstep.runtime.master.telemetry import Telemetry
 from everstep.runtime.net.tls import Credentials
+from everstep.runtime.net.token import TOKEN_VARIABLE
 from everstep.runtime.net.token_gate import MOST_STRANGERS, RESERVED_DESCRIPTORS, listen
 from everstep.runtime.platform import NodeRequest, Platform
 from everstep.runtime.platform.devices import first_worker
@@ -156,7 +157,7 @@ def _job_variables(brain: JournaledBrain, store: Store, credentials: Credentials
     """The environment variables by which a node's agent finds its job."""
     return {
         "EVERSTEP_JOB": brain.spec.job,
-        "EVERSTEP_JOB_TOKEN": credentials.token,
+        TOKEN_VARIABLE: credentials.token,
         "EVERSTEP_MASTER": f"{credentials.scheme}://{address}",
         "EVERSTEP_STORE": store.uri,
     }

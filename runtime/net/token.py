@@ -9,6 +9,7 @@ from typing import Any
 from everstep.runtime.system import atomic
 
 TOKEN_VARIABLE = "EVERSTEP_JOB_TOKEN"
+"""The variable with a job's token: for its agents, not for what they start."""
 TOKEN_KEY = "token"
 """Of the Secret."""
 

@@ -107,7 +107,7 @@ class ProcessPlatform:
 
     def _start(self, request: NodeRequest) -> tuple[Registration, subprocess.Popen[bytes]]:
         self._registry.path(request.name)  # Refuses an invalid name before it becomes a path.
-        log = self._run_dir / "logs" / f"{request.name}.log"
+        log = self._run_dir / "logs" / self._job / f"{request.name}.log"  # Nodes of other jobs have the same names.
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "EVERSTEP_RUN_DIR": str(self._run_dir), **request.environment}
         environment |= {"EVERSTEP_JOB": self._job, "EVERSTEP_NODE": request.name}

@@ -27,8 +27,8 @@ class FaultView:
     restart: Restart
     cost: Mapping[Activity, float]
     """Of its seconds, of one node."""
-    logs: tuple[str, ...]
-    """Names of logs in the run's folder."""
+    logs: tuple[tuple[str, str], ...]
+    """(node, path of its log below the run's `logs`)."""
     stacks: tuple[Stacks, ...]
 
 
@@ -100,13 +100,13 @@ def view(
     steps: list[flow.Step],
     now: float,
     *,
-    logs: frozenset[str] = frozenset(),
+    logs: Mapping[str, str] = {},
     stacks: tuple[Stacks, ...] = (),
     draws: bool = True,
 ) -> JobView:
     """A job with its ledger over the seconds of its step (of its journal, if the step is unknown).
 
-    `logs`: the names of the logs that the run's folder has. `draws`: with charts and timeline.
+    `logs`: the paths of the nodes' logs that the run's folder has. `draws`: with charts and timeline.
     """
     span = ledger(history, *window(name, history, steps, now))
     charts_drawn = (
@@ -136,12 +136,14 @@ def _overlap(history: History) -> float | None:
     return 1 - stalled / copied if copied else None
 
 
-def _faults(history: History, span: Ledger | None, logs: frozenset[str], stacks: tuple[Stacks, ...]) -> list[FaultView]:
+def _faults(
+    history: History, span: Ledger | None, logs: Mapping[str, str], stacks: tuple[Stacks, ...]
+) -> list[FaultView]:
     older = max(len(history.restarts) - MOST_ENTRIES, 0)
     views = []
     for number, restart in enumerate(history.restarts[older:], older + 1):
         nodes = dict.fromkeys([restart.node, *(node for node, _ in restart.ended)])
-        own = tuple(f"{node}.log" for node in nodes if f"{node}.log" in logs)
+        own = tuple((node, logs[node]) for node in nodes if node in logs)
         dumps = tuple(dump for dump in stacks if dump.round == restart.round)
         views.append(FaultView(number, restart, span.cost_of(restart) if span else {}, own, dumps))
     return views

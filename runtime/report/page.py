@@ -19,7 +19,7 @@ def render(run: Run, now: float) -> str:
     """The page of that run as of `now` (Unix seconds)."""
     steps = flow.steps(run, now)
     jobs = [
-        view(name, content, steps, now, logs=run.log_files, stacks=run.stacks.get(name, ()))
+        view(name, content, steps, now, logs=run.node_logs.get(name, {}), stacks=run.stacks.get(name, ()))
         for name, content in run.jobs.items()
     ]
     phase = run.phase or ("Failed" if any(step.phase in ("Failed", "Error") for step in steps) else "Unknown")

@@ -67,8 +67,8 @@ class Run:
     """Per job, by its name without the workflow's uid: `train`."""
     logs: Mapping[str, str] = field(default_factory=dict)
     """The last lines of a node's log, by Argo's node id."""
-    log_files: frozenset[str] = frozenset()
-    """Names of the logs beside the page, in `logs`."""
+    node_logs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Per job, by node: the path of its log, below `logs` beside the page."""
     stacks: Mapping[str, tuple[Stacks, ...]] = field(default_factory=dict)
     """Per job, the newest MOST_STACKS."""
     is_job: bool = False
@@ -124,7 +124,7 @@ def read_run(
         steps=steps,
         jobs=jobs,
         logs=_logs(folder, workflow),
-        log_files=frozenset(path.name for path in folder.glob("logs/*.log")) if folder else frozenset(),
+        node_logs={job_name: _node_logs(folder, f"{uid}-{job_name}") for job_name in jobs} if folder else {},
         stacks={job_name: tuple(_stacks(store, f"jobs/{uid}-{job_name}/logs/")) for job_name in jobs},
         own=own,
         notes=tuple(notes),
@@ -250,6 +250,10 @@ def _stacks(store: Store, prefix: str) -> Iterator[Stacks]:
             yield Stacks(int(match[1]), key, store.get(key)[:MOST_STACK_BYTES].decode(errors="replace"))
         except NoSuchKey:
             continue
+
+
+def _node_logs(folder: Path, job: str) -> dict[str, str]:
+    return {path.stem: f"{job}/{path.name}" for path in sorted((folder / "logs" / job).glob("*.log"))}
 
 
 def _logs(folder: Path | None, workflow: Mapping[str, Any], lines: int = 25) -> dict[str, str]:

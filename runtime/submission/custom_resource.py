@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Coroutine, Iterable, Iterator, 
 from typing import Any, Literal, TypeVar
 
 from everstep.runtime.platform.kubernetes.api import ARGO, KubeApi, KubeError
-from everstep.runtime.platform.kubernetes.pods import NODE, has_ended
+from everstep.runtime.platform.kubernetes.pods import NAME, NODE, has_ended
 from everstep.runtime.submission.kube_config import read_access
 from everstep.runtime.submission.loop_thread import LoopThread
 from everstep.runtime.submission.needs import Needs
@@ -129,12 +129,12 @@ class CustomResource:
         """See Route."""
         logs = [
             PodLog(
-                pod["metadata"]["labels"][NODE], pod["metadata"]["name"], has_ended(pod),
+                _node_title(pod["metadata"], owner["uid"]), pod["metadata"]["name"], has_ended(pod),
                 pod["spec"]["containers"][0]["name"],
             )
             for pod in self.pods(NODE)
-            if workflow in (owner["name"] for owner in pod["metadata"].get("ownerReferences") or ())
-            and pod["status"].get("phase") != "Pending"
+            for owner in pod["metadata"].get("ownerReferences") or ()
+            if owner["name"] == workflow and pod["status"].get("phase") != "Pending"
         ]  # fmt: skip
         return sorted(logs)
 
@@ -181,6 +181,12 @@ class CustomResource:
             return self._loop.result(request(self._api))
         except KubeError as error:
             raise ApiError(*_explain(self.where, self._url, self.namespace, error)) from None
+
+
+def _node_title(metadata: Mapping[str, Any], workflow_uid: str) -> str:
+    """STEP/NODE: a job is called by the workflow's uid and the step."""
+    job = (metadata.get("annotations") or {}).get(NAME, "")
+    return f"{job.removeprefix(f'{workflow_uid}-')}/{metadata['labels'][NODE]}"
 
 
 def _argo_time() -> str:

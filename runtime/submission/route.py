@@ -58,7 +58,7 @@ class PodLog(NamedTuple):
     """Where the log of a step or of a training's node is."""
 
     title: str
-    """Of the step, or the node's name."""
+    """Of the step; of a node STEP/NODE."""
     pod: str
     is_over: bool
     """No more lines come."""

@@ -62,7 +62,7 @@ class Job:
 
     def log(self, node: str = "worker-0-0") -> str:
         """What the node wrote."""
-        return (self.folder / "logs" / f"{node}.log").read_text()
+        return (self.folder / "logs" / self.name / f"{node}.log").read_text()
 
     def leftovers(self) -> list[str]:
         """Processes and shared memory of the job that still exist."""

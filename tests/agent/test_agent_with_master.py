@@ -61,7 +61,7 @@ def test_two_nodes_all_reduce_lose_a_worker_and_end_with_the_same_sum(tmp_path: 
 
     try:
         outcome = asyncio.run(story())
-        logs = "".join(path.read_text() for path in sorted((tmp_path / "logs").iterdir()))
+        logs = "".join(path.read_text() for path in sorted((tmp_path / "logs" / job).iterdir()))
         assert outcome.state == "succeeded", logs
         assert [(tmp_path / f"total-{rank}").read_text() for rank in (0, 1)] == ["16", "16"], logs
         assert "ended with exit code -9 at iteration 4" in logs

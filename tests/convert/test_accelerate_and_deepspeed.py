@@ -106,13 +106,12 @@ SETTINGS = {
     "deepspeed's file": "--use-deepspeed --deepspeed-config-file ds.json --deepspeed_multinode_launcher standard",
 }  # fmt: skip
 EACH_TIME = ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_", "OMP_NUM_THREADS", "PYTHONPATH")
-"""Accelerate sets them also to what a script finds without them; PYTHONPATH is the launcher's folder, which a script
-beside it needs not."""
+"""Accelerate sets them also to what a script finds without them; PYTHONPATH has a test of its own."""
 GIVEN = {"--mixed_precision": "ACCELERATE_MIXED_PRECISION", "--dynamo_backend": "ACCELERATE_DYNAMO_",
          "--num_cpu_threads_per_process": "OMP_NUM_THREADS"}  # fmt: skip
 
 
-def variables_by_accelerate(flags: str) -> dict[str, str]:
+def all_by_accelerate(flags: str) -> dict[str, str]:
     """What its own launcher gives a script."""
     from accelerate.commands import launch
     from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
@@ -125,7 +124,12 @@ def variables_by_accelerate(flags: str) -> dict[str, str]:
     arguments.deepspeed_fields_from_accelerate_config = ""
     arguments.main_process_port = 0
     prepare = (lambda of: prepare_deepspeed_cmd_env(of)[1]) if arguments.use_deepspeed else prepare_multi_gpu_env
-    variables = prepare(arguments)
+    return prepare(arguments)
+
+
+def variables_by_accelerate(flags: str) -> dict[str, str]:
+    """Those of them that say something."""
+    variables = all_by_accelerate(flags)
     unasked = tuple(
         name for name in EACH_TIME if not any(GIVEN[flag] == name for flag in GIVEN if flag in flags)
     )  # fmt: skip
@@ -140,6 +144,33 @@ def variables_by_accelerate(flags: str) -> dict[str, str]:
 def test_a_script_finds_the_variables_that_accelerates_launcher_sets(name: str) -> None:
     flags = SETTINGS[name]
     assert dict(launched(f"accelerate launch {flags} t.py").start.variables) == variables_by_accelerate(flags)
+
+
+def test_deepspeeds_script_imports_from_the_folder_of_accelerates_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/lib")
+    expected = all_by_accelerate("--use_deepspeed")["PYTHONPATH"]
+    line = f"cd {os.getcwd()} && export PYTHONPATH=/lib && accelerate launch --use_deepspeed t.py"
+    assert variables_of(converted(line))["PYTHONPATH"] == expected
+    assert all_by_accelerate("--use_fsdp").get("PYTHONPATH") == "/lib", "of other scripts nothing is said"
+    assert "PYTHONPATH" not in launched("accelerate launch --use_fsdp a/t.py").start.variables
+
+
+@pytest.mark.parametrize(
+    ("line", "is_listed"),
+    [
+        ("accelerate launch --use_deepspeed src/t.py", True),
+        ("accelerate launch --use_deepspeed --no_python ./train", True),
+        ("cd /w && accelerate launch --use_deepspeed /src/t.py", True),
+        ("cd /w && accelerate launch --use_deepspeed /w/t.py", False),
+        ("accelerate launch --use_deepspeed ./t.py", False),
+        ("accelerate launch --use_deepspeed -m src.t", False),
+        ("accelerate launch --use_fsdp src/t.py", False),
+        ("deepspeed src/t.py", False),
+    ],
+)
+def test_that_folder_is_listed_where_the_images_own_paths_are_not_known(line: str, is_listed: bool) -> None:
+    told = [note for note in converted(line).notes if "append the folder in which it is started to PYTHONPATH" in note]
+    assert bool(told) == is_listed
 
 
 def test_fp8_settings_are_accelerates() -> None:

@@ -44,6 +44,7 @@ def arguments_in_a_worker(conversion: Conversion, folder: Path) -> list[str]:
     words = worker_command(shlex.split(conversion.arguments["script_args"]), local_rank=1)
     variables = IN_THE_POD | {"PATH": f"{folder}:/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])}
     variables |= {"LOG": "/logs/x-worker-0", "LR": "1e-3"}
+    variables["EVERSTEP_AGENT"] = str(folder / "link")
     started = [sys.executable, str(Config(script=COMMAND).script_path()), *words]
     ended = subprocess.run(started, cwd=folder, env=variables, capture_output=True, text=True, check=True)
     return json.loads(ended.stdout)
@@ -119,13 +120,25 @@ torchrun --max-restarts=2 "own.py" --name $POD_NAME
 """
 
 
-def test_files_that_the_shell_writes_first_are_written_by_each_worker(tmp_path: Path) -> None:
+def test_files_that_the_shell_writes_first_are_written_once_for_a_nodes_workers(tmp_path: Path) -> None:
     conversion = converted(["bash", "-c", WRITES.replace("pip() { :; }\npip", "export PIP=1; true")])
     assert conversion.arguments["max_restarts"] == 2
     assert arguments_in_a_worker(conversion, tmp_path) == ["--name", "x-worker-0"]
-    told = "f: what the command's shell does before the launcher is done by each worker, not once a node"
-    assert f"{told}; nearest: the image" in conversion.notes
+    (command,) = json.loads(shlex.split(conversion.arguments["script_args"])[0]).values()
+    *once, text, shell, _, launch = shlex.split(command)
+    assert (once, shell) == (["python", "-m", "everstep.prepare_once"], "bash")
+    assert "own.py" in text, "the worker of each rank runs what is left"
+    assert launch == 'exec python "own.py" --name $POD_NAME'
+    assert [note for note in conversion.notes if "done again when the workers start again" in note]
     assert not [note for note in conversion.notes if "unchanged" in note or "left out" in note]
+
+
+def test_files_for_a_script_without_a_launcher_are_written_once_too(tmp_path: Path) -> None:
+    text = "D=$(mktemp -d)\ncat > $D/own.py << E\nimport sys; print('[\"$$$$\", \"' + sys.argv[1] + '\"]')\nE\n"
+    conversion = converted(["bash", "-ec", f"{text}python -u $D/own.py $$RANK", "--"])
+    process, rank = arguments_in_a_worker(conversion, tmp_path)
+    assert process.isdecimal(), "the text's $$ is a shell's"
+    assert rank == "2", "its pod's"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def train(trained: Start, python: Path, name: str, folder: Path, seconds: float,
 
 def losses(step: TrainStep) -> dict[int, float]:
     """The newest loss of each iteration, as any trainer has written it."""
-    text = "".join(path.read_text() for path in sorted((step.folder / "logs").glob("worker-*.log")))
+    text = "".join(path.read_text() for path in step.node_logs("worker-*"))
     matches = re.findall(r"iteration (\d+) trainers \d+ loss ([\d.]+)", text)
     return {int(iteration): float(loss) for iteration, loss in matches}
 

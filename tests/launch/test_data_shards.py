@@ -45,6 +45,45 @@ def test_a_killed_workers_shard_is_done_by_another_and_a_slow_worker_does_fewer(
     assert first != sorted(first), "shuffled"
 
 
+SAVES_SELDOM = """
+import os, signal
+import torch
+import everstep
+
+job = everstep.init()
+state = {"total": torch.zeros(1, dtype=torch.int64), "done": torch.zeros(1, dtype=torch.int64)}
+checkpointer = everstep.Checkpointer(state)
+print("round", job.round, "from", checkpointer.load(state), flush=True)
+for shard in everstep.shards(30, shuffle=True):
+    state["total"] += shard.number
+    state["done"] += 1
+    done = int(state["done"])
+    if done == 10 + job.round and job.round < 4:
+        print(f"dies with {done} done", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    if done % 10 == 0:
+        checkpointer.save(done, state)
+checkpointer.finish(state)
+print("total", int(state["total"]), "of", int(state["done"]), flush=True)
+"""
+
+
+@pytest.mark.long
+def test_shards_that_no_saved_state_includes_come_again_whenever_their_worker_dies(launcher: Launcher) -> None:
+    """Twice it dies with shards that it has done since the state was restored, and none saved."""
+    (launcher.folder / "train.py").write_text(SAVES_SELDOM)
+    outcome = launcher.wait_for_end(
+        launcher.start(EVERSTEP, "--standalone", "--max-restarts=5", "train.py", OMP_NUM_THREADS="1")
+    )
+    assert outcome.code == 0, outcome
+    lines = outcome.lines()
+    assert [line for line in lines if line.startswith("dies")] == [f"dies with {n} done" for n in (11, 12, 13)]
+    assert [line for line in lines if line.startswith("round")] == ["round 1 from 0", *(
+        f"round {number} from 10" for number in (2, 3, 4)
+    )]  # fmt: skip
+    assert f"total {sum(range(30))} of 30" in lines
+
+
 WITHOUT_TORCH = """
 import os, sys
 import everstep

@@ -46,7 +46,7 @@ def request(name: str = "worker-0-0") -> NodeRequest:
 
 async def runs(folder: Path) -> None:
     """Until the node's own code does: before, its process may be in the midst of an exec."""
-    await until(lambda: (folder / "logs/worker-0-0.log").read_text())
+    await until(lambda: (next(folder.glob("logs/*/worker-0-0.log"))).read_text())
 
 
 async def next_gone(processes_platform: ProcessPlatform) -> NodeEnd:
@@ -69,7 +69,7 @@ def test_a_node_and_what_it_starts_run_near_its_devices(
         await next_gone(platform)
 
     asyncio.run(story())
-    assert (tmp_path / "logs" / "worker-0-0.log").read_text() == f"7 {near}\n"
+    assert (tmp_path / "logs" / job / "worker-0-0.log").read_text() == f"7 {near}\n"
 
 
 def test_create_twice_makes_one_node(tmp_path: Path, job: str) -> None:
@@ -120,8 +120,22 @@ def test_a_node_gets_its_environment_and_its_log(tmp_path: Path, job: str) -> No
         processes_platform = platform(tmp_path, job, code)
         await processes_platform.create(request())
         assert (await next_gone(processes_platform)).exit_code == 0
-        assert (tmp_path / "logs/worker-0-0.log").read_text() == f"green {tmp_path} ['--flag'] b''\n"
+        assert (tmp_path / "logs" / job / "worker-0-0.log").read_text() == f"green {tmp_path} ['--flag'] b''\n"
         assert await processes_platform.observe() == []
+
+    asyncio.run(story())
+
+
+def test_nodes_of_two_jobs_that_run_at_once_write_logs_of_their_own(tmp_path: Path, job: str) -> None:
+    jobs = (job, f"{job}-2")
+
+    async def story() -> None:
+        platforms = [platform(tmp_path, name, "import os; print(os.environ['EVERSTEP_JOB'])") for name in jobs]
+        for each in platforms:
+            await each.create(request())
+        for each in platforms:
+            assert (await next_gone(each)).exit_code == 0
+        assert [(tmp_path / "logs" / name / "worker-0-0.log").read_text() for name in jobs] == [f"{j}\n" for j in jobs]
 
     asyncio.run(story())
 

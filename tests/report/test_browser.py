@@ -48,7 +48,8 @@ def test_nothing_overflows_texts_have_contrast_and_a_planted_script_does_nothing
 ) -> None:
     maker_run = maker.failed_run(tmp_path)
     store = open_store(str(maker_run.store))
-    (maker_run.folder / "logs" / "worker-1-0.log").write_text(PLANT)
+    (logs := maker_run.folder / "logs" / f"{maker_run.uid}-train").mkdir()
+    (logs / "worker-1-0.log").write_text(PLANT)
     store.put(f"jobs/{maker_run.uid}-train/logs/worker-1-0/stacks-000001-1.txt", PLANT.encode())
     hostile = [
         *maker.journal()[:2],
@@ -64,7 +65,7 @@ def test_nothing_overflows_texts_have_contrast_and_a_planted_script_does_nothing
         PLANT, run.uid, "Failed", workflow={**run.workflow, "spec": {**run.workflow["spec"], "arguments": {
             "parameters": [{"name": PLANT, "value": "long" * 200}]}}},
         steps={**run.steps, "x": {"summary": PLANT, "facts": {"a": PLANT}, "settings": {"b": PLANT}}},
-        jobs={"train": job_history}, logs=run.logs, log_files=run.log_files, stacks=run.stacks, notes=(PLANT,),
+        jobs={"train": job_history}, logs=run.logs, node_logs=run.node_logs, stacks=run.stacks, notes=(PLANT,),
     )  # fmt: skip
     page = render(run, maker.BEGIN + 60)
     assert page.count("planted") > 5

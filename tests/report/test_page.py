@@ -181,12 +181,14 @@ def test_a_record_of_a_later_version_is_told_and_the_rest_is_shown(maker: Module
 
 def test_a_fault_says_its_cause_its_cost_and_where_to_read_on(maker: ModuleType, tmp_path: Path) -> None:
     maker_run = maker.full_run(tmp_path)
-    (maker_run.folder / "logs").mkdir()
-    (maker_run.folder / "logs" / "worker-1-0.log").write_text("")
+    for step in ("train", "pretrain"):
+        (logs := maker_run.folder / "logs" / f"{maker_run.uid}-{step}").mkdir(parents=True)
+        (logs / "worker-1-0.log").write_text("")
     store = open_store(str(maker_run.store))
     store.put(f"jobs/{maker_run.uid}-train/logs/worker-1-0/stacks-000001-3.txt", b"rank 1 is in data_loader.py:88")
     page = page_of(maker_run)
-    assert parse_page(page).addresses.count("logs/worker-1-0.log") == 2
+    assert parse_page(page).addresses.count(f"logs/{maker_run.uid}-train/worker-1-0.log") == 2
+    assert "pretrain" not in page, "another step's node of that name"
     assert "data_loader.py:88" in page
     assert "First, rank 1 on worker-1-0 ended (signal 9) at iteration 81: killed from outside." in page
     assert "No other rank had an error of its own." in page

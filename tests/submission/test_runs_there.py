@@ -54,7 +54,10 @@ def test_logs_are_those_of_all_pods_or_of_the_wanted(capsys: pytest.CaptureFixtu
 
 def node_pod(name: str, run: str, phase: str) -> dict[str, object]:
     """Of a node of that run's training."""
-    metadata = {"name": f"{run}-x-{name}", "labels": {"everstep/node": name}, "ownerReferences": [{"name": run}]}
+    metadata = {
+        "name": f"{run}-x-{name}", "labels": {"everstep/node": name}, "ownerReferences": [{"name": run, "uid": "u"}],
+        "annotations": {"everstep/job-name": "u-train"},
+    }  # fmt: skip
     return {"metadata": metadata, "spec": {"containers": [{"name": "agent"}]}, "status": {"phase": phase}}
 
 
@@ -78,13 +81,13 @@ def test_logs_have_the_lines_of_the_trainings_nodes(
     assert main(["workflow", "logs", "first", "-n", "ml", *flags]) == 0
     lines, said = capsys.readouterr()
     assert {"a: hello", "b: there"} <= set(lines.splitlines())
-    of_nodes = {line for line in lines.splitlines() if line.startswith("worker-")}
+    of_nodes = {line for line in lines.splitlines() if line.startswith("train/")}
     if "ARGO_SERVER" in environment:
         assert not of_nodes
         assert "without its nodes' lines: " in said
         assert "without ARGO_SERVER the kube context does" in said
     else:
-        assert of_nodes == {"worker-0-0: failed", "worker-1-0: trains"}
+        assert of_nodes == {"train/worker-0-0: failed", "train/worker-1-0: trains"}
         assert not said
         asked_containers = {query["container"] for _, path, query in nodes.asked if "worker" in path}
         assert asked_containers == {"agent"}
@@ -107,7 +110,7 @@ def test_the_lines_of_one_node_are_shown(
     if "ARGO_SERVER" in environment:
         assert code == 2
     else:
-        assert (code, capsys.readouterr().out) == (0, "worker-1-0: trains\n")
+        assert (code, capsys.readouterr().out) == (0, "train/worker-1-0: trains\n")
 
 
 @pytest.mark.parametrize(("phase", "code"), [("Succeeded", 0), ("Failed", 1)])

@@ -41,7 +41,7 @@ def test_a_script_without_a_line_of_everstep_begins_again_and_says_so(trained: S
     assert len(reasons(step)) == 1
     assert (step.outputs / "checkpoint").read_text() == ""
     assert "regression.py keeps no checkpoint: after a fault it begins again" in step.log.read_text()
-    logs = "".join(path.read_text() for path in (step.folder / "logs").glob("*.log"))
+    logs = "".join(path.read_text() for path in step.node_logs())
     assert logs.count("weights [2.0, -1.0, 0.5]") == 2
 
 

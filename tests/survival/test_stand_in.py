@@ -64,7 +64,7 @@ def test_a_node_stands_in_for_the_step_whose_machine_is_lost_with_a_node_on_it(t
             assert rounds(training)[-1] == 1
         wait_until(lambda: not is_stood_in_for(store, job), "that the step takes the job back")
     assert training.finish() == 0, training.last_words()
-    words = "".join(path.read_text() for path in (training.log, *(training.folder / "logs").iterdir()))
+    words = "".join(path.read_text() for path in (training.log, *training.node_logs()))
     assert words.count("this node stands in for it") == ROUNDS, words
     assert words.count("a node stands in for this step") == ROUNDS, words
     assert (training.outputs / "iterations").read_text() == training.flags["iterations"]

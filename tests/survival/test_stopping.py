@@ -102,7 +102,8 @@ def test_a_training_that_is_told_to_end_ends_its_iteration_first(
     training.flags = {**usual, **interval, "script-args": f"{script} --pause {SLOW_S}"}
     training.start()
     reached = training.wait_iteration(FIRST_DECISION + 4 if rarely else 3)
-    assert ("one in" in (training.folder / "logs/worker-0-0.log").read_text()) == rarely
+    (log,) = training.node_logs("worker-0-0")
+    assert ("one in" in log.read_text()) == rarely
     stop(training, signal.SIGTERM)
     assert training.finish() == 143, training.last_words()
     (ended,) = (record for record in training.records() if record["kind"] == "JobEnded")

@@ -14,7 +14,7 @@ from tests.harness import TrainStep, all_tensors, kill, tensors, wait_until
 def processes(training: TrainStep) -> dict[int, dict[int, int]]:
     """For each round: rank -> process id, as the workers said."""
     by_rank = defaultdict[int, dict[int, int]](dict)
-    for path in (training.folder / "logs").glob("*.log"):
+    for path in training.node_logs():
         for pid, rank, round_ in re.findall(r"process (\d+) is rank (\d+) of \d+ in round (\d+)", path.read_text()):
             by_rank[int(round_)][int(rank)] = int(pid)
     return dict(sorted(by_rank.items()))
@@ -108,7 +108,7 @@ def test_a_round_that_ends_within_an_evaluation_changes_no_weight(
 
 def logs(training: TrainStep) -> str:
     """What the nodes wrote."""
-    return "\n".join(path.read_text() for path in (training.folder / "logs").glob("*.log"))
+    return "\n".join(path.read_text() for path in training.node_logs())
 
 
 def log_lines(training: TrainStep, words: str) -> int:
@@ -187,7 +187,7 @@ def test_a_lost_node_is_followed_by_a_warm_spare_node_and_changes_no_weight(
         wait_until(lambda: formed_rounds(training) or training.over(), "a round")
         first, second = formed_rounds(training)[0]  # The two nodes that came first: the third waits as a spare.
         spare = ({"worker-0-0", "worker-1-0", "worker-2-0"} - {first, second}).pop()
-        spare_log = training.folder / "logs" / f"{spare}.log"
+        (spare_log,) = training.node_logs(spare)
         assert "a spare is warm" in spare_log.read_text(), training.last_words()
         kill(agent_of(training, second))
         assert training.finish() == 0, training.last_words()

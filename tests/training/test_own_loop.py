@@ -29,9 +29,12 @@ checkpointer = everstep.Checkpointer(state)
 time.sleep(1)  # Is no part of the first iteration.
 before = checkpointer.load(state)
 shown = lambda: read_board(Path(os.environ["EVERSTEP_BOARD"]))
-began, seconds, doing = time.perf_counter(), [], []
+beacon = lambda: checkpointer.segment.read_beacon()
+assert beacon().changes == 1, "to have loaded is no progress yet"
+began, seconds, doing, told = time.perf_counter(), [], [], []
 for iteration in range(before + 1, before + 4):
     model(torch.ones(2, 4)).sum().backward()
+    told.append(beacon().iteration)
     optimizer.step()
     everstep.phase("validation")
     doing.append(shown().doing)
@@ -39,7 +42,7 @@ for iteration in range(before + 1, before + 4):
     doing.append(shown().doing)
     seconds.append(time.perf_counter() - began)
 checkpointer.finish(state)
-print(json.dumps([shown().number, seconds[0], doing]))
+print(json.dumps([shown().number, seconds[0], doing, [*told, beacon().iteration]]))
 """
 
 
@@ -161,7 +164,8 @@ def test_a_resumed_loop_counts_on_and_its_first_iteration_begins_after_the_load(
             shown.append(json.loads((tmp_path / "out").read_text().splitlines()[-1]))
     finally:
         node.close()
-    assert [number for number, _, _ in shown] == [3, 6], "SGD does not count its steps, the checkpointer knows them"
-    assert [doing for _, _, doing in shown] == [["validation", ""] * 3] * 2
+    assert [told for *_, told in shown] == [[1, 2, 3, 3], [4, 5, 6, 6]], "the iteration in progress, at last the newest"
+    assert [number for number, *_ in shown] == [3, 6], "SGD does not count its steps, the checkpointer knows them"
+    assert [doing for _, _, doing, _ in shown] == [["validation", ""] * 3] * 2
     told = [float(report.values["seconds"]) for report in node.reports if report.iteration in (1, 4)]
-    assert all(seconds < most + 0.5 for seconds, (_, most, _) in zip(told, shown, strict=True))
+    assert all(seconds < most + 0.5 for seconds, (_, most, *_) in zip(told, shown, strict=True))

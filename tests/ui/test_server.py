@@ -108,6 +108,16 @@ def test_a_log_outside_of_the_run_is_not_read(runs: Path) -> None:
         next(LocalRuns(runs).follow("one", "../../secret"))
 
 
+def test_logs_of_nodes_are_those_of_their_steps(runs: Path) -> None:
+    for name in ("train", "u-train/worker-0-0", "u-tune/worker-0-0"):
+        path = runs / "one" / "logs" / f"{name}.log"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"from {name}\n")
+    source = LocalRuns(runs)
+    assert {"train", "train/worker-0-0", "tune/worker-0-0"} <= {*source.logs("one")}
+    assert next(source.follow("one", "tune/worker-0-0")) == "from u-tune/worker-0-0\n"
+
+
 def test_a_log_is_followed_by_whole_lines(runs: Path) -> None:
     path = runs / "one" / "logs" / "train.log"
     path.write_text("first\nsec")

@@ -103,6 +103,7 @@ def test_logs_are_told_by_pod_and_chosen_by_pod_or_step(tmp_path: Path) -> None:
         log = folder / "logs" / f"{name.removeprefix('w')}.log"
         log.write_text(f"from {name}\n")
         own |= {"podName": pod(name, template), "log": str(log)}
+    workflow["metadata"]["uid"] = "u"
     (folder / "workflow.json").write_text(json.dumps(workflow))
     lines_told = [f"{pod(name, template)}: from {name}" for name, template in names.items()]
     assert list(log_lines(folder, "", follow=True)) == lines_told
@@ -111,11 +112,13 @@ def test_logs_are_told_by_pod_and_chosen_by_pod_or_step(tmp_path: Path) -> None:
         == list(log_lines(folder, pod("w[1].c(0)", "hear"), False))
         == lines_told[1:]
     )
-    for name in ("worker-0-0", "worker-1-0", "u-train.master", "old(0)"):
+    for name in ("u-train/worker-0-0", "u-train/worker-1-0", "u-tune/worker-1-0", "u-train.master", "old(0)"):
+        (folder / "logs" / f"{name}.log").parent.mkdir(exist_ok=True)
         (folder / "logs" / f"{name}.log").write_text(f"from {name}\n")
-    of_nodes = ["worker-0-0: from worker-0-0", "worker-1-0: from worker-1-0"]
+    of_nodes = [f"{name}: from u-{name}" for name in ("train/worker-0-0", "train/worker-1-0", "tune/worker-1-0")]
     assert list(log_lines(folder, "", follow=True)) == [*lines_told, *of_nodes]
     assert list(log_lines(folder, "worker-1", follow=False)) == of_nodes[1:]
+    assert list(log_lines(folder, "tune/", follow=False)) == of_nodes[2:]
     with pytest.raises(BadInput, match="no step or node begins with 'z'"):
         list(log_lines(folder, "z", follow=False))
 

@@ -134,13 +134,19 @@ class LocalRuns:
         return OpenedRun(run, store, entry)
 
     def logs(self, name: str) -> list[str]:
-        folder = run_views.run_folder(self._runs, name) / "logs"
-        paths = [path for path in folder.glob("*.log") if path.is_file()]
-        return [path.stem for path in sorted(paths, key=lambda path: (-path.stat().st_mtime, path.name))]
+        logs = self._logs(name)
+        return sorted(logs, key=lambda log: (-logs[log].stat().st_mtime, log))
+
+    def _logs(self, name: str) -> dict[str, Path]:
+        """Those of steps by their names, those of nodes by STEP/NODE."""
+        folder = run_views.run_folder(self._runs, name)
+        logs = {path.stem: path for path in (folder / "logs").glob("*.log")}
+        logs |= run_views.node_logs(folder, run_views.read_workflow(folder))
+        return {log: path for log, path in logs.items() if path.is_file()}
 
     def follow(self, name: str, log: str) -> Iterator[str]:
-        path = run_views.run_folder(self._runs, name) / "logs" / f"{log}.log"
-        if Path(log).name != log or not path.is_file():
+        path = self._logs(name).get(log)
+        if path is None:
             raise BadInput(f"{name}: no log {log}")
         size = path.stat().st_size
         at, rest = max(size - TAIL_BYTES, 0), b""

@@ -114,7 +114,7 @@ def _translate(flags: Mapping[str, str], nodes: int) -> Translation:
     for name, set_by_it in _OWN_SWITCHES.items():
         variables |= set_by_it if left.pop(name, "") else {}
     sizes = _sizes(left, nodes, is_cpu="cpu" in flags and _MPI not in flags)
-    return Translation({**left, **sizes}, variables)
+    return Translation({**left, **sizes}, variables, adds_folder="use_deepspeed" in flags)
 
 
 def _take_group(group: _Group, left: dict[str, str]) -> dict[str, str]:

@@ -19,6 +19,8 @@ class Translation:
     """With underscores; a switch is \"true\". Those that torchrun has not are left as they are."""
     variables: Mapping[str, str]
     """Which the launcher sets for the script because of them."""
+    adds_folder: bool = False
+    """The launcher appends the folder in which it is started to PYTHONPATH."""
 
 
 def keep(flags: Mapping[str, str], nodes: int) -> Translation:

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,8 +109,8 @@ class Checkpointer:
         self._segment: SegmentFile | None = None
         self._waited_s = 0.0
         """How long the last `save` waited for memory that was still being allocated."""
-        self._beacon_changes = 0
-        """Number of changes of the beacon."""
+        self._beacon = Beacon()
+        """The newest."""
         self._saved = 0
         self._saved_here = False
         """Was it staged in this round, rather than only restored?"""
@@ -205,6 +206,11 @@ class Checkpointer:
         return self._link.ask(Flush(iteration), Done).detail
 
     @property
+    def saved(self) -> int:
+        """The newest iteration that was saved, or restored; 0: none."""
+        return self._saved
+
+    @property
     def segment(self) -> SegmentFile | None:
         """The shared memory that this rank stages into."""
         return self._segment
@@ -231,8 +237,14 @@ class Checkpointer:
     def beacon(self, iteration: int, phase: str) -> None:
         """Publish this worker's progress in shared memory."""
         if self._segment is not None:
-            self._beacon_changes += 1
-            self._segment.set_beacon(Beacon(iteration, phase, self._clock(), self._beacon_changes))
+            self._beacon = Beacon(iteration, phase, self._clock(), self._beacon.changes + 1)
+            self._segment.set_beacon(self._beacon)
+
+    def correct_beacon(self, iteration: int) -> None:
+        """Publish that the newest beacon is of this iteration, which is no progress."""
+        if self._segment is not None:
+            self._beacon = replace(self._beacon, iteration=iteration)
+            self._segment.set_beacon(self._beacon)
 
     def restore(self, place: Fetched, state: dict[str, Any]) -> int:
         """Load the checkpoint that the agent supplied at `place`; returns its iteration.
