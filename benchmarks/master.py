@@ -32,7 +32,7 @@ from rich.table import Table
 
 from benchmarks.memory import peak_bytes
 from benchmarks.simulated_agents import Add, AllHeard, AllSeated, Beats, Drop, serve
-from everstep.runtime.job.records import NodeLost
+from everstep.runtime.job.records import MasterClaimed, NodeLost
 from everstep.runtime.job.spec import JobSpec, Patience, RoleSpec
 from everstep.runtime.master import AgentCommand, Control, read_journal, run
 from everstep.runtime.net.tls import Credentials, credentials_of
@@ -283,16 +283,20 @@ def losses(stage: Scene, count: int, rows: list[Row]) -> None:
     took = seats[-1] - died
     rows.append((f"{count} of {stage.agents} die at once, until all have seats again", f"{took:.1f} s",
                  f"<= {LOSS_BUDGET_S:g} s", took <= LOSS_BUDGET_S))  # fmt: skip
+    died_at = time.time()
     died, heard = stage.replace_master()
     connected = sorted(at - died for part in heard for at in part.connected if at > died)
     answered = max(at for part in heard for at in part.answered) - died
-    node_losses = [record for record in read_journal(DirectoryStore(stage.folder), JOB) if isinstance(record, NodeLost)]
+    records = [*read_journal(DirectoryStore(stage.folder), JOB)]
+    claimed = max(record.time for record in records if isinstance(record, MasterClaimed)) - died_at
+    node_losses = [record for record in records if isinstance(record, NodeLost)]
     looks = sum(part.looks for part in heard)
     summary_text = (
-        f"half {connected[len(connected) // 2]:.1f} s, the last {connected[-1]:.1f} s; all answered {answered:.1f} s"
+        f"{answered:.1f} s; the next one claimed the job after {claimed:.1f} s, half of the agents had connected after "
+        f"{connected[len(connected) // 2]:.1f} s, the last after {connected[-1]:.1f} s"
     )
-    rows.append(("the master is killed, until all agents talk to the next", summary_text, f"<= {TAKEOVER_BUDGET_S:g} s",
-                 connected[-1] <= TAKEOVER_BUDGET_S))  # fmt: skip
+    rows.append(("the master is killed, until the next one has answered all agents", summary_text,
+                 f"<= {TAKEOVER_BUDGET_S:g} s", answered <= TAKEOVER_BUDGET_S))  # fmt: skip
     rows.append(("nodes lost with it", f"{len(node_losses) - count - 1}", "0", len(node_losses) == count + 1))
     rows.append(("looks at the journal to find it", f"{looks}, {looks / connected[-1]:.0f} a second", "", None))
 

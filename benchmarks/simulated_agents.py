@@ -19,14 +19,13 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.runtime.agent.client import FIRST_PAUSE_S, LONGEST_PAUSE_S, LOOKS_PER_S
+from everstep.runtime.agent.client import FIRST_PAUSE_S, LOOKS_PER_S
 from everstep.runtime.agent.master_dialogue import MasterDialogue
 from everstep.runtime.master import find_master
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.messages import Action, Directive, Join
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.store import DirectoryStore
-from everstep.runtime.system.backoff import backoff
 
 CONNECTING = 256
 """Connections that one process opens at once, as many as a listener's queue takes."""
@@ -203,19 +202,18 @@ class _Crowd:
             self._start(self._find_again(agent))
 
     async def _find_again(self, agent: _Agent) -> None:
-        """As a real agent's client does it: each look at the journal after a while that grows with the job.
+        """As a real agent's client does it: a look at the journal in each period, which grows with the job.
 
         The address may be the same again: a master that is starved closes connections that it comes to read too late.
         """
-        between, pauses = self._size / LOOKS_PER_S, backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S, self._chance.uniform)
-        next_look = time.monotonic() + between * self._chance.random()
+        between_s = self._size / LOOKS_PER_S
+        next_look = time.monotonic() + between_s * self._chance.random()
         while agent.name in self._agents:
-            if time.monotonic() >= next_look:
-                next_look = time.monotonic() + between * self._chance.uniform(0.5, 1.5)
-                await self._look()
-                if await self._open(agent):
-                    return
-            await asyncio.sleep(next(pauses))
+            await asyncio.sleep(max(FIRST_PAUSE_S, next_look - time.monotonic()))
+            next_look = time.monotonic() + between_s
+            await self._look()
+            if await self._open(agent):
+                return
 
     async def _look(self) -> str:
         self._looks += 1

@@ -30,9 +30,11 @@ from everstep.errors import BadInput, why_not_writable
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.store.code import is_code_address
 from everstep.runtime.system import atomic
+from everstep.runtime.system.backoff import backoff
 
 TERMINATED = 128 + signal.SIGTERM
 _SOON_S = 0.005
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 MOST = 999_999_999
 """The largest count in a flag: keys of checkpoints have nine digits for it."""
@@ -174,10 +176,12 @@ def main(
     run: Callable[[C], Result],
     parse: Callable[[type[C], str, str], C] = flags.parse,
     module: str = "",
+    patience_s: float = 0.0,
 ) -> NoReturn:
     """Run a step as a process: parse and check the flags, work, write outputs and summary, exit.
 
-    `module`: what `python -m` runs it by, if it is not one of `everstep.steps`.
+    `module`: what `python -m` runs it by, if it is not one of `everstep.steps`. `patience_s`: how long it waits for a
+    store that does not answer.
     """
     command = f"python -m {module or f'everstep.steps.{step}'}"
     config = parse(config_type, command, _help(command, config_type))
@@ -185,6 +189,7 @@ def main(
         signal.signal(number, _terminate)
     began = time.time()
     try:
+        wait_for_store(config.store, patience_s)
         config.check()
         require_names(config)
         require_writable(config)
@@ -231,6 +236,34 @@ def require_writable(config: StepConfig) -> None:
             require_writes(open_store(config.store))
         except StoreError as error:
             raise StepError(f"--store {config.store}: {error}") from None
+
+
+def wait_for_store(uri: str, patience_s: float, now: Callable[[], float] = time.monotonic) -> None:
+    """Wait until a bucket answers; the log says so. Whatever else is wrong with it, and a directory, is not waited for.
+
+    Raises StepError: it has not answered for `patience_s`.
+    """
+    from everstep.runtime.store import StoreError, Unavailable, is_s3_uri, open_store
+
+    if not is_s3_uri(uri) or not patience_s:
+        return
+    until, pauses, is_told = now() + patience_s, backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S), False
+    while True:
+        try:
+            open_store(uri)
+        except Unavailable as error:
+            if now() > until:
+                raise StepError(f"--store {uri}: {error}", ExitCode.TRY_AGAIN) from None
+            if not is_told:
+                print(f"waits for the store, at most {patience_s:.0f} s: {error}", file=sys.stderr, flush=True)
+            is_told = True
+            time.sleep(next(pauses))
+        except StoreError:
+            return  # Who opens it next says what is wrong.
+        else:
+            if is_told:
+                print(f"the store answers: {uri}", file=sys.stderr, flush=True)
+            return
 
 
 def disk_error_line(error: OSError, store: str) -> str | None:

@@ -131,7 +131,7 @@ async def _on_machine(flags: Chaos) -> "FiredFault":
     run, _, step = flags.job.partition("/")
     if ended_at := run_end(flags.runs / run):
         raise BadInput(f"{flags.job}: its run ended at {ended_at}; `everstep workflow resume {run}` resumes it")
-    progress = Progress(job_run.store, job_run.job, partial(_tell, flags.kind))
+    progress = Progress(job_run.store, job_run.job, partial(_tell, flags.kind), job_run.state)
     injector = MachineInjector(flags.runs / run, step, progress, random.Random())
     return await injector.inject(_fault(flags))
 
@@ -153,7 +153,7 @@ async def _on_cluster(flags: Chaos) -> "FiredFault":
     _check(flags, state)
     step = cluster_run.job.removeprefix(f"{cluster_run.workflow['metadata']['uid']}-")
     async with KubeApi(access) as api:
-        progress, chance = Progress(store, cluster_run.job, partial(_tell, flags.kind)), random.Random()
+        progress, chance = Progress(store, cluster_run.job, partial(_tell, flags.kind), state), random.Random()
         injector = (
             ChaosBladeInjector(api, progress, chance)
             if flags.chaosblade

@@ -6,6 +6,7 @@ refuses no connection: while a request stays without an answer, the journal is r
 """
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable
@@ -45,7 +46,8 @@ REPORT_TIMEOUT_S = 15.0
 FIRST_PAUSE_S = 0.07
 LONGEST_PAUSE_S = 2.0
 LOOKS_PER_S = 2500
-"""Journal reads per second across all agents of a job while no master answers."""
+"""Journal reads per second across all agents of a job while no master answers. Each agent begins at a random moment of
+the period that follows from it, and so finds the next master within one period."""
 _LATE = 0.6
 """A request without an answer for this part of its time is late. No long poll takes more than half of it."""
 _LOOK_S = 1.0
@@ -103,7 +105,7 @@ class MasterClient:
         self._find = find
         self._chance = chance
         self._say = say
-        self._is_lost = False
+        self._is_lost = self._is_unreadable = False
         self.epoch = 0
         """The highest epoch that answered."""
         self.answered_at = time.monotonic()
@@ -115,6 +117,7 @@ class MasterClient:
         self.crowd = 1
         """Nodes that lose the master at the same moment."""
         self._next_lookup = 0.0
+        """On the monotonic clock; inf: the master answers."""
 
     @property
     def netloc(self) -> str:
@@ -243,7 +246,7 @@ class MasterClient:
             if has_failed:  # A single failure may be a closed connection, or the job's end.
                 self._say_lost_once(address, path, wrong)
             has_failed = True
-            await asyncio.sleep(next(pauses))
+            await asyncio.sleep(self._pause_s(next(pauses)))
 
     async def _answer_in_time(
         self, url: str, address: str, body: bytes, timeout: aiohttp.ClientTimeout, late_s: float
@@ -286,18 +289,34 @@ class MasterClient:
         self.epoch = reply.epoch
         return reply, ""
 
+    @property
+    def _between_looks_s(self) -> float:
+        return self.crowd / LOOKS_PER_S
+
+    def _pause_s(self, pause_s: float) -> float:
+        """The pause, or less: where looks are rarer than attempts, no pause makes one late."""
+        if self._between_looks_s < LONGEST_PAUSE_S:
+            return pause_s
+        return min(pause_s, max(0.0, self._next_lookup - time.monotonic()))
+
     async def _switch_address(self, address: str) -> bool:
         """Whether there is another address to try; looks for a newer master in the journal, at a limited rate."""
         if self._address != address:
             return True
-        now = time.monotonic()
-        if now < self._next_lookup:
+        now, between_s = time.monotonic(), self._between_looks_s
+        if math.isinf(self._next_lookup):
+            self._next_lookup = now + between_s * self._chance.random()
+        wait_s = self._next_lookup - now
+        if wait_s > FIRST_PAUSE_S:
             return False
-        self._next_lookup = now + self.crowd / LOOKS_PER_S * self._chance.uniform(0.5, 1.5)
+        self._next_lookup = now + between_s
+        await asyncio.sleep(max(0.0, wait_s))
         try:
             newest = await asyncio.get_running_loop().run_in_executor(self.threads, self._find)
-        except (OSError, RuntimeError, KeyError):
-            return False  # The store cannot be read either.
+        except (OSError, RuntimeError, KeyError) as error:
+            self._say_unreadable_once(error)
+            return False
+        self._is_unreadable = False
         if newest is None or newest[0] < self.epoch or newest[1] == address:
             return False
         if self._address == newest[1]:  # Another request has found it meanwhile.
@@ -311,7 +330,7 @@ class MasterClient:
 
     def _note_answer(self, address: str) -> None:
         self.answered_at, self.met = time.monotonic(), True
-        self._next_lookup = self.answered_at + self.crowd / LOOKS_PER_S * self._chance.random()
+        self._next_lookup = math.inf
         if self._is_lost:
             self._is_lost = False
             self._say(f"the master at {address} answers")
@@ -320,6 +339,12 @@ class MasterClient:
         if not self._is_lost and self.met:
             self._is_lost = True
             self._say(f"the master at {address} does not answer {path} ({wrong}); the workers continue")
+
+    def _say_unreadable_once(self, error: Exception) -> None:
+        if self._is_lost and not self._is_unreadable:
+            self._is_unreadable = True
+            why = " ".join(str(error).split())
+            self._say(f"the store, which names the next master, cannot be read either; waits for both: {why}")
 
 
 def _error_text(text: bytes) -> str:

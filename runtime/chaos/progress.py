@@ -33,11 +33,16 @@ class Progress:
     job: str
     tell: Callable[[str], None] = _tell_nobody
     """Gets one line for each long wait: what for, and how long at most."""
+    just_read: State | None = None
+    """Answers the first call of `state`: who has read it a moment ago need not read it again."""
     _sizes: dict[str, int] = field(default_factory=dict)
     _newest: int = 0
 
     def state(self) -> State:
         """The job's state."""
+        if given := self.just_read:
+            self.just_read = None
+            return given
         try:
             return read_state(self.store, self.job)
         except (JournalError, StoreError):

@@ -15,6 +15,8 @@ import gzip
 import logging
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -25,6 +27,8 @@ from everstep.runtime.store import NoSuchKey, Store
 
 BLOCK = 128
 """Segments per archive object: a report reads a job of 10^6 records in a thousand requests."""
+_PARALLEL_READS = 32
+"""Segments read at once: more than a snapshot leaves to be read as a rule."""
 HEADER = b'{"kind":"Segment"'
 """Start of each segment's first line."""
 _log = logging.getLogger(__name__)
@@ -110,16 +114,24 @@ def read(store: Store, job: str, after: int = 0) -> Iterator[StoredSegment]:
 
 
 def _read_consecutive(store: Store, job: str, next_number: int, numbers: list[int]) -> list[StoredSegment]:
-    """The segments from `next_number` on, up to the first that is missing."""
-    bodies: list[StoredSegment] = []
-    for number in numbers:
-        if number != next_number + len(bodies):
-            break
-        try:
-            bodies.append(StoredSegment(number, key(job, number), store.get(key(job, number))))
-        except NoSuchKey:
-            break
-    return bodies
+    """The segments from `next_number` on, up to the first that is missing; many at once, as a store may be slow."""
+    consecutive_numbers = [number for at, number in enumerate(numbers) if number == next_number + at]
+    if not consecutive_numbers:
+        return []
+    segments_read: list[StoredSegment] = []
+    with ThreadPoolExecutor(min(len(consecutive_numbers), _PARALLEL_READS), "everstep-journal") as threads:
+        for segment in threads.map(partial(_read_segment, store, job), consecutive_numbers):
+            if segment is None:
+                break
+            segments_read.append(segment)
+    return segments_read
+
+
+def _read_segment(store: Store, job: str, number: int) -> StoredSegment | None:
+    try:
+        return StoredSegment(number, key(job, number), store.get(key(job, number)))
+    except NoSuchKey:
+        return None
 
 
 def is_archived(store: Store, job: str, number: int) -> bool:

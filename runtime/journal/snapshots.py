@@ -19,7 +19,7 @@ MAX_RECORDS = 1000
 """Records after which a snapshot is due in a small job. In a large one MAX_RECORDS_PER_NODE for each node."""
 MAX_RECORDS_PER_NODE = 4
 MAX_SEGMENTS = 24
-"""Segments after which a snapshot is due: each costs the replay one request to the store."""
+"""Segments after which a snapshot is due: each costs the replay a request to the store, though many run at once."""
 
 _log = logging.getLogger(__name__)
 

@@ -92,6 +92,8 @@ class Endpoints:
         self._metrics, self._lines = Metrics(), LineFilter()
         self._unauthorized = self._malformed = self._misplaced = 0
         self._blob: tuple[int, bytes] = 0, b""
+        self._met_nodes: set[str] = set()
+        """Nodes that this master has given a seat or a directive; the others may not know yet that it is the master."""
         self._posts: Mapping[str, Callable[[Read], Awaitable[Reply]]] = {
             "/v1/join": self._post_join,
             "/v1/heartbeat": self._post_heartbeat,
@@ -159,6 +161,7 @@ class Endpoints:
 
         await self._brain.wait_until(join.node, ready, JOIN_POLL_S)
         if seat := assignments.seat_for(self._brain.state, join):
+            self._met_nodes.add(join.node)
             return _json_reply(seat)
         if leaves(self._brain.state):
             raise UnknownNode(f"{join.node} no longer belongs to this job")
@@ -170,7 +173,7 @@ class Endpoints:
         new_beat = msgspec.structs.replace(beat, telemetry=self._lines.new_lines(beat)) if beat.telemetry else beat
         self._metrics.on_heartbeat(new_beat, self._brain.clock())
         stored_number = self._on_telemetry(new_beat)
-        if not beat.telemetry:
+        if not beat.telemetry and beat.node in self._met_nodes:
 
             def ready(state: State) -> bool:
                 directive = assignments.directive(state, beat.node, beat.life)
@@ -182,6 +185,7 @@ class Endpoints:
         directive = assignments.directive(self._brain.state, beat.node, beat.life)
         if directive is None:
             return Reply(204)  # Its join has not arrived yet.
+        self._met_nodes.add(beat.node)
         return _json_reply(msgspec.structs.replace(directive, stored=stored_number))
 
     async def _post_fault(self, read: Read) -> Reply:

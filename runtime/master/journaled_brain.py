@@ -15,10 +15,19 @@ from everstep.runtime import faults
 from everstep.runtime.checkpoint.stored.keys import checkpoint_folder, checkpoints_prefix
 from everstep.runtime.checkpoint.stored.retention import RetentionPolicy, delete_checkpoints, keys_to_delete
 from everstep.runtime.job.brain import Brain, Refused, WriteManifest, WriteRecord
+from everstep.runtime.job.certification import NO_REPLICA
 from everstep.runtime.job.data_queues import waiting_key
 from everstep.runtime.job.events import DeletionDue, Event, ManifestWritten, RestoreFailed, Tick
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import JobEnded, JobReopened, NodeLost, NodeReleased, NodeRequested, Record
+from everstep.runtime.job.records import (
+    JobEnded,
+    JobReopened,
+    NodeLost,
+    NodeReleased,
+    NodeRequested,
+    Record,
+    StateCertified,
+)
 from everstep.runtime.job.spec import JobSpec
 from everstep.runtime.job.state import State, restore_point, round_number
 from everstep.runtime.journal import journal as journals
@@ -88,6 +97,7 @@ class JournaledBrain:
         self._deleting = asyncio.Lock()
         self._surveying = asyncio.Lock()
         self._sweep_failed = False
+        self._is_uncompared_told = False
         self._segments, self._records = journal.replayed
         self._last_segment = 0
         self._snapshot_due = asyncio.Event()
@@ -210,8 +220,21 @@ class JournaledBrain:
                 _wake(future)
         if any(isinstance(record, _NODE_CHANGES) for record in records):
             self.changed.set()
+        if any(isinstance(record, StateCertified) and record.detail == NO_REPLICA for record in records):
+            self._tell_uncompared()
         for listener in self.on_state:
             listener(state)
+
+    def _tell_uncompared(self) -> None:
+        """Say once what certified states of this job are worth."""
+        if self._is_uncompared_told:
+            return
+        self._is_uncompared_told = True
+        _log.warning(
+            "states are certified by %s only: no node has a replica of another's state to compare it with, "
+            "so a flipped bit in one does not show",
+            "norms, loss and replays" if self.spec.certify_replay else "norms and loss",
+        )
 
     def _release_waiting(self) -> None:
         """Release what waited for records that are durable now."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from everstep.runtime.job.pod_template import variables_of
 from everstep.runtime.job.replicas import DesiredNode
 from everstep.runtime.job.spec import JobSpec, Placement
 from everstep.runtime.job.spec_problems import problems
+from everstep.runtime.job.state import State
 from everstep.runtime.job.transaction import Refused
 from everstep.runtime.journal import journal
 from everstep.runtime.master.endpoints import Endpoints
@@ -29,6 +30,7 @@ from everstep.runtime.master.journaled_brain import JournaledBrain
 from everstep.runtime.master.left_spec import leave_spec
 from everstep.runtime.master.progress import Progress, Reporter
 from everstep.runtime.master.reconcile import Reconciler
+from everstep.runtime.master.retry import retry
 from everstep.runtime.master.server import serving
 from everstep.runtime.master.survey import survey_store
 from everstep.runtime.master.telemetry import Telemetry
@@ -40,6 +42,7 @@ from everstep.runtime.platform.devices import first_worker
 from everstep.runtime.protocol.messages import Heartbeat
 from everstep.runtime.store import Store
 
+T = TypeVar("T")
 TERMINATED = 143
 _log = logging.getLogger(__name__)
 
@@ -116,9 +119,10 @@ async def run(
     """Run the job to its end, or until `control.stop` is set.
 
     `stands_in`: only while the job's own master does not answer (see `stand_in`).
-    A job that has succeeded returns at once; one that ended otherwise is reopened. Raises ValueError for a spec that
-    contradicts itself, CannotListen if host and port are not available or the job has more nodes than this process may
-    open files, StoreError and journal.JournalError if the journal cannot be written or read.
+    A job that has succeeded returns at once; one that ended otherwise is reopened. A store that fails is tried again
+    for minutes, unless it `stands_in`: others could, then. Raises ValueError for a spec that contradicts itself,
+    CannotListen if host and port are not available or the job has more nodes than this process may open files,
+    StoreError and journal.JournalError if the journal cannot be written or read.
     """
     if wrong := problems(spec):
         raise ValueError("; ".join(wrong))
@@ -126,16 +130,9 @@ async def run(
     with _rare_garbage_collection(), at.open() as bound_socket:
         address = f"{at.host}:{bound_socket.getsockname()[1]}"
         try:
-            own_journal, state = await asyncio.to_thread(
-                partial(journal.claim, store, spec.job, address, time.time(), stands_in=stands_in)
-            )
+            own_journal, state, survey = await _take_over(spec, store, address, None if stands_in else control.stop)
         except journal.Fenced as error:
             return Outcome("fenced", str(error), "", None, 0, ExitCode.TRY_AGAIN)
-        if spec.placement is Placement.PLATFORM:
-            await asyncio.to_thread(leave_spec, store, spec)
-        # A reopened job tries sources again that it refused before.
-        fresh = msgspec.structs.replace(state, refused=()) if state.ended else state
-        survey = await asyncio.to_thread(survey_store, store, spec.job, fresh)
         brain = JournaledBrain(spec, store, own_journal, state)
         environment = {**agents.environment, **_job_variables(brain, store, credentials, address)}
         reconciler = Reconciler(brain, platform, _request_factory(brain, agents, environment))
@@ -151,6 +148,30 @@ async def run(
                 return Outcome("fenced", str(error), "", None, brain.state.iteration, ExitCode.TRY_AGAIN)
             finally:
                 await telemetry.flush()
+
+
+async def _take_over(
+    spec: JobSpec, store: Store, address: str, stop: asyncio.Event | None
+) -> tuple[journal.Journal, State, Survey]:
+    """Claim the job; its journal, state and checkpoints. `stop` ends the attempts at a store that fails; None: whoever
+    stands in makes only one."""
+
+    async def call(what: str, function: Callable[[], T]) -> T:
+        return await (retry(what, function, stop) if stop else asyncio.to_thread(function))
+
+    def claim() -> tuple[journal.Journal, State]:
+        return journal.claim(store, spec.job, address, time.time(), stands_in=stop is None)
+
+    own_journal, state = await call("the job's journal", claim)
+    if spec.placement is Placement.PLATFORM:
+        await call("the job's spec", partial(leave_spec, store, spec))
+    # A reopened job tries sources again that it refused before.
+    fresh = msgspec.structs.replace(state, refused=()) if state.ended else state
+    return (
+        own_journal,
+        state,
+        await call("the survey of the checkpoints", partial(survey_store, store, spec.job, fresh)),
+    )
 
 
 def _job_variables(brain: JournaledBrain, store: Store, credentials: Credentials, address: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from everstep.runtime.store import StoreError
@@ -17,9 +18,9 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-async def retry(what: str, call: Callable[[], T]) -> T:
+async def retry(what: str, call: Callable[[], T], stop: asyncio.Event | None = None) -> T:
     """Run `call` in a thread until it raises no StoreError, and return its result. Raises the last StoreError after
-    PATIENCE_S.
+    PATIENCE_S, or once `stop` is set.
 
     `call` must be idempotent: it may have succeeded although it raised.
     """
@@ -30,12 +31,14 @@ async def retry(what: str, call: Callable[[], T]) -> T:
             result = await asyncio.to_thread(call)
         except StoreError as error:
             pause = next(pauses)
-            if now() + pause > until:
+            if now() + pause > until or (stop and stop.is_set()):
                 raise
             if not has_failed:
                 _log.warning("%s: the store fails, retrying: %s", what, error)
             has_failed = True
-            await asyncio.sleep(pause)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await (stop or asyncio.Event()).wait()
         else:
             if has_failed:
                 _log.warning("%s: the store works again", what)

@@ -81,7 +81,8 @@ class Action(StrEnum):
 
 
 class Heartbeat(msgspec.Struct, frozen=True):
-    """POST /v1/heartbeat: a long poll. Answered at once if there is something to do, otherwise when the poll ends."""
+    """POST /v1/heartbeat: a long poll. Answered at once if there is something to do, or if this master has not answered
+    the node before: then it knows that there is a new master. Otherwise when the poll ends."""
 
     node: str
     round: int

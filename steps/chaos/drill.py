@@ -96,8 +96,9 @@ def drill(
     and the job's spec has none.
 
     `arguments` are those of the train step, for all trainings, its job_spec among them. How often a node is replaced,
-    and how long the others wait for it, the drill decides. Raises StepError for an unknown experiment, and for
-    arguments that must be known here: `persist_interval`, `certify_interval`, `job_spec`.
+    and how long the others wait for it, the drill decides. It stops, and fails, if an undisturbed training fails or
+    leaves no checkpoint. Raises StepError for an unknown experiment, and for arguments that must be known here:
+    `persist_interval`, `certify_interval`, `job_spec`.
     """
     names = check_names(only)
     own = _own_spec(arguments.pop("job_spec", ""))
@@ -106,11 +107,14 @@ def drill(
     common = {"iterations": iterations, "persist_interval": every, **arguments}
     common = {name: value for name, value in common.items() if name not in _DECIDED}
     before: list[StepTask] = []
+    references: dict[str, StepTask] = {}
     for name, case in {_reference(CASES[name]): CASES[name] for name in names}.items():
         spec = _spec(own, {}, case.nodes or nodes, min_nodes, "")
         calm = {**common, "iterations": iterations * case.times, **spec}
-        reference = _after(before, train.task(f"train-{name}", **calm))
-        if not before and after is not None:
+        references[name] = reference = train.task(f"train-{name}", **calm)
+        if before:
+            _only_if_comparable(before[0], reference)
+        elif after is not None:
             reference.depends = after.name
         before = [reference]
     experiments = []
@@ -122,8 +126,7 @@ def drill(
         by_operator = {"chaosblade": True} if chaosblade and case.kind in BY_CHAOSBLADE else {}
         beside = [train.task(f"train-{name}", **job), chaos_task(f"chaos-{name}", **fault, **by_operator, **case.chaos)]
         for task in beside:
-            _after(before, task)
-            task.depends = f"train-{_reference(case)}.Succeeded && {task.depends}"
+            _only_if_comparable(references[_reference(case)], _after(before, task))
         before = beside
         experiments.append(_experiment(name, case, every, certified))
     experiments_json = msgspec.json.encode(experiments).decode()
@@ -178,6 +181,12 @@ def _spec(own: Mapping[str, Any], fields: dict[str, Any], nodes: int, min_nodes:
         "patience": {**own.get("patience", {}), "replacementWait": 120, "maxRelaunches": 10, "coolDown": 1},
     }
     return {"job_spec": json.dumps(spec, separators=(",", ":")), **({"nodes": nodes} if trains == ROLE else {})}
+
+
+def _only_if_comparable(reference: StepTask, task: StepTask) -> None:
+    """Only if the undisturbed training succeeded and left a checkpoint: without one nothing can be shown."""
+    task.depends = " && ".join(filter(None, (f"{reference.name}.Succeeded", task.depends)))
+    task.when = f"'{reference.checkpoint}' != ''"
 
 
 def _after(before: list[StepTask], task: StepTask) -> StepTask:

@@ -11,7 +11,7 @@ from everstep.runtime.job.spec import KEEP_LAST
 from everstep.runtime.platform.gang import Gang
 from everstep.runtime.store import NoSuchKey, StoreError, open_store
 from everstep.runtime.store.code import fetch_code, is_code_address
-from everstep.steps.entry import StepError, require_count, require_number, require_script
+from everstep.steps.entry import StepError, disk_error_code, require_count, require_number, require_script
 from everstep.steps.model import directory
 from everstep.steps.model.directory import TINY
 from everstep.steps.train.job import job_of, ranks
@@ -41,7 +41,7 @@ def _facts_of(dataset: str, flag: str) -> dict[str, Any]:
     except NoSuchKey:
         raise StepError(f"{flag} {dataset}: no dataset.json there; everstep.steps.preprocess makes one") from None
     except StoreError as error:
-        raise StepError(f"{flag} {error}") from None
+        raise StepError(f"{flag} {error}", disk_error_code(error)) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise StepError(f"{flag} {dataset}/dataset.json: not a dataset; make it again") from None
 

@@ -30,7 +30,7 @@ def run(config: Config) -> Result:
 
     store = open_store(config.store)
     run_data = read_run(store, config.run, facts=WorkflowFacts(uid=config.uid))
-    rows, references = [], dict[str, Training]()
+    rows, references, stopped = [], dict[str, Training](), ""
     for experiment in config.parse_experiments():
         fault_fired = run_data.steps.get(f"chaos-{experiment.name}", {}).get("facts")
         if fault_fired and "refused" in fault_fired:
@@ -39,11 +39,9 @@ def run(config: Config) -> Result:
         if experiment.reference not in references:
             references[experiment.reference] = _training(store, run_data, experiment.reference)
         mine, reference = _training(store, run_data, experiment.name), references[experiment.reference]
-        why = "it did not fire; see the log of its step"
-        if reference.result != "succeeded":
-            why = (
-                f"not tried: the undisturbed training {reference.result or 'did not end'}: train-{experiment.reference}"
-            )
+        useless = _why_useless(experiment.reference, reference)
+        stopped = stopped or useless
+        why = f"not tried: {useless}" if useless else "it did not fire; see the log of its step"
         rows.append(row(experiment, fault_fired, why, mine, reference, config.tolerance))
         print(in_words(rows[-1]), file=sys.stderr, flush=True)
     page = write_page(config, rows, references)
@@ -54,12 +52,24 @@ def run(config: Config) -> Result:
     line = f"{good} of {len(rows)} experiments hold" + (
         f"; not possible here: {', '.join(refused_names)}" if refused_names else ""
     )
+    if stopped and not any(outcome.fired for outcome in rows):
+        raise StepError(f"the drill stopped: {stopped}; {see}", ExitCode.FAILED)
     if bad:
         raise StepError(f"{line}; not: {', '.join(bad)}; {see}", ExitCode.FAILED)
     if not good:
         raise StepError(f"{line}: no fault met a training, so nothing is shown; {see}", ExitCode.FAILED)
     facts = {"experiments": len(rows), "hold": good, "refused": refused_names}
     return Result(f"{line}; {see}", {"verdict": line}, facts, {PAGE: page})
+
+
+def _why_useless(name: str, reference: Training) -> str:
+    """Why nothing can be compared with that undisturbed training; empty: it can."""
+    if reference.result != "succeeded":
+        return f"the undisturbed training {reference.result or 'did not end'}: train-{name}"
+    if not reference.state.shards:
+        what = f"the undisturbed training left no readable checkpoint to compare with: train-{name}"
+        return f"{what}; a script keeps its state with everstep.Checkpointer"
+    return ""
 
 
 def in_words(outcome: Row) -> str:

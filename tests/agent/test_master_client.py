@@ -6,6 +6,7 @@ import random
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
@@ -67,6 +68,48 @@ def test_a_crowd_that_misses_its_master_does_not_look_for_the_next_one_all_at_on
             await client.send_heartbeat(lambda: Heartbeat("worker-0", 0))
         assert statuses == []
         assert bool(looked) is (crowd == 1)
+
+    asyncio.run(story())
+
+
+def test_a_crowd_that_has_heard_its_master_long_ago_does_not_look_at_once_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A heartbeat's answer may be seconds old, which is longer than the period of the looks: of all agents at once."""
+    now = itertools.count(0.0, 1000.0)
+    monkeypatch.setattr(client_module, "time", SimpleNamespace(monotonic=lambda: next(now)))
+
+    async def story() -> None:
+        looked: list[int] = []
+        statuses, directive = [200, 503, 200], Directive(1, 0, Action.CONTINUE)
+        async with answering("heartbeat", statuses, directive) as (address, _), aiohttp.ClientSession() as session:
+            client = MasterClient(f"http://{address}", lambda: looked.append(1), CHANCE, print)
+            client.session, client.crowd = session, 10_000_000
+            await client.send_heartbeat(lambda: Heartbeat("worker-0", 0))
+            await client.send_heartbeat(lambda: Heartbeat("worker-0", 0))
+        assert statuses == []
+        assert not looked
+
+    asyncio.run(story())
+
+
+def test_a_store_that_cannot_be_read_while_no_master_answers_is_told_once() -> None:
+    def find() -> tuple[int, str] | None:
+        raise OSError("s3://b: cannot be\nreached")
+
+    async def story() -> None:
+        said: list[str] = []
+        statuses, directive = [200, 503, 503, 503, 503, 200], Directive(1, 0, Action.CONTINUE)
+        async with answering("heartbeat", statuses, directive) as (address, _), aiohttp.ClientSession() as session:
+            client = MasterClient(f"http://{address}", find, CHANCE, said.append)
+            client.session = session
+            await client.send_heartbeat(lambda: Heartbeat("worker-0", 0))
+            await client.send_heartbeat(lambda: Heartbeat("worker-0", 0))
+        assert statuses == []
+        lost, unreadable, found = said
+        assert "does not answer heartbeat" in lost
+        assert unreadable.endswith("cannot be read either; waits for both: s3://b: cannot be reached")
+        assert found == f"the master at {address} answers"
 
     asyncio.run(story())
 

@@ -15,7 +15,10 @@ import pytest
 from hera.workflows import DAG, Workflow
 
 from benchmarks.chaos_drill import rows_of
+from everstep.runtime.job.reasons import JobResult
+from everstep.runtime.job.records import JobEnded
 from everstep.runtime.job.spec import JobSpec
+from everstep.runtime.journal.journal import claim
 from everstep.runtime.report.history import Point
 from everstep.runtime.store import DirectoryStore, open_store
 from everstep.steps import train
@@ -99,6 +102,19 @@ def test_without_its_reference_an_experiment_is_left_out() -> None:
         for part in ("train", "chaos"):
             assert task_names[f"{part}-{name}"]["depends"].startswith(f"train-{reference}.Succeeded && ")
     assert "train-three-four-three.Omitted" in task_names["verdict"]["depends"]
+
+
+def test_after_a_reference_without_a_checkpoint_nothing_is_tried() -> None:
+    task_names = tasks("process-crash,three-four-three")
+    assert "when" not in task_names["train-reference"]
+    assert task_names["train-reference-3-long"]["depends"] == "train-reference.Succeeded"
+    references = {"reference-3-long": "reference", "process-crash": "reference", "three-four-three": "reference-3-long"}
+    for name, reference in references.items():
+        parts = ("train",) if name.startswith("reference") else ("train", "chaos")
+        for part in parts:
+            checkpoint = f"{{{{tasks.train-{reference}.outputs.parameters.checkpoint}}}}"
+            assert task_names[f"{part}-{name}"]["when"] == f"'{checkpoint}' != ''"
+    assert "when" not in task_names["verdict"]
 
 
 OWN = """
@@ -238,8 +254,18 @@ def test_the_rows_of_a_page_are_those_of_the_verdict(tmp_path: Path) -> None:
 
 
 def test_an_experiment_whose_reference_failed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "0 of 1 experiments hold; not: a;" in judge(tmp_path, Experiment("a", 5, 1))
+    assert judge(tmp_path, Experiment("a", 5, 1)).startswith(
+        "the drill stopped: the undisturbed training did not end: train-reference; see "
+    )
     assert "a: not tried: the undisturbed training did not end: train-reference" in capsys.readouterr().err
+
+
+def test_a_reference_without_a_checkpoint_stops_the_drill_with_one_line(tmp_path: Path) -> None:
+    journal, _ = claim(DirectoryStore(tmp_path / "store"), "u-train-reference", "a:1", 1.0)
+    journal.write(journal.draft([JobEnded(time=2.0, result=JobResult.SUCCEEDED, reason="all workers finished")]))
+    assert judge(tmp_path, Experiment("a", 5, 1), Experiment("b", 5, 1)).startswith(
+        "the drill stopped: the undisturbed training left no readable checkpoint to compare with: train-reference; "
+    )
 
 
 def test_where_nodes_must_start_anew_they_may_take_as_long_as_those_of_the_reference() -> None:

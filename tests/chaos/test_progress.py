@@ -7,6 +7,7 @@ import pytest
 
 from everstep.runtime.chaos import NotFiredError
 from everstep.runtime.chaos.progress import TOLD_AFTER_S, Progress
+from everstep.runtime.job.state import State
 from tests.master.shell import TroubledStore, in_virtual_time, passes
 
 PATIENCE_S = 100.0
@@ -66,3 +67,11 @@ def test_what_is_waited_for_is_told_once_if_it_takes_long() -> None:
         "waits until a node trains; gives up after 60 s",
         "waits until iteration 5; gives up after 100 s without progress",
     ]
+
+
+def test_a_state_that_was_read_a_moment_ago_is_not_read_again_but_later_ones_are() -> None:
+    store = TroubledStore()
+    known = State(time=5.0)
+    progress = Progress(store, "j", just_read=known)
+    assert progress.state() is known
+    assert progress.state() == State()

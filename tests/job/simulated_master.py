@@ -88,6 +88,7 @@ class Master:
         self._waiters: list[tuple[int, Callable[[State], bool], float, Callable[[], None]]] = []
         self._alarm = float("inf")
         self._seen: set[str] = set()
+        self._met: set[str] = set()
         self.reconcile()
         self.feed(Opened())
         self._look()
@@ -200,7 +201,7 @@ class Master:
                     self._poll(message.node, self._joined(message), JOIN_POLL_S, lambda: self._seat(message, answer))
                 case Heartbeat():
                     self.feed(HeartbeatSeen(message))
-                    limit = 0.0 if message.telemetry else HEARTBEAT_POLL_S
+                    limit = HEARTBEAT_POLL_S if message.node in self._met and not message.telemetry else 0.0
                     directive = self._directive(message)
                     self._poll(message.node, directive, limit, lambda: self._direct(message, answer), durable=False)
                 case _:
@@ -218,6 +219,8 @@ class Master:
 
     def _seat(self, join: Join, answer: Callable[[int, Any], None]) -> None:
         seat = assignments.seat_for(self.state, join)
+        if seat:
+            self._met.add(join.node)
         answer(200 if seat else 409 if _leaves(self.state, join) else 204, seat)
 
     def _directive(self, beat: Heartbeat) -> Callable[[State], bool]:
@@ -229,6 +232,8 @@ class Master:
 
     def _direct(self, beat: Heartbeat, answer: Callable[[int, Any], None]) -> None:
         directive = assignments.directive(self.state, beat.node, beat.life)
+        if directive:
+            self._met.add(beat.node)
         answer(200 if directive else 204, directive)
 
     def _poll(

@@ -1,6 +1,7 @@
 """What the endpoints answer, to the right and to the wrong: nothing that is refused changes anything."""
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -14,7 +15,7 @@ from everstep.runtime.job.records import DesiredChanged, NodeLeaving
 from everstep.runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
 from everstep.runtime.job.transaction import Transaction
 from everstep.runtime.master import read_journal
-from everstep.runtime.master.endpoints import Reply
+from everstep.runtime.master.endpoints import HEARTBEAT_POLL_S, Reply
 from everstep.runtime.master.request_validation import LARGEST_BODY
 from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.protocol.messages import (
@@ -131,6 +132,39 @@ def test_who_has_nothing_to_hear_is_answered_often_enough_to_be_heard_of(silence
 
     patience = Patience(silence_s=silence_s, join_timeout_s=1e6)
     play(story, msgspec.structs.replace(SPEC, patience=patience))
+
+
+def test_a_new_master_answers_each_node_at_once_the_first_time() -> None:
+    async def story(shell: Shell) -> None:
+        now = asyncio.get_running_loop().time
+        seen_number = msgspec.json.decode((await shell.beat(NODE, 1)).body, type=Directive).number
+        await shell.close()
+        await shell.open()
+        times = [now()]
+        for _ in range(3):
+            directive = msgspec.json.decode((await shell.beat(NODE, 1, seen_number)).body, type=Directive)
+            assert (directive.epoch, directive.number) == (2, seen_number), "nothing but who the master is"
+            times.append(now())
+        waits = [after - before for before, after in itertools.pairwise(times)]
+        assert waits == [0.0, pytest.approx(HEARTBEAT_POLL_S), pytest.approx(HEARTBEAT_POLL_S)]
+
+    play(story)
+
+
+@pytest.mark.parametrize("layouts", ["ab", "aa"], ids=["each a shard of its own", "replicas"])
+def test_that_states_are_certified_without_a_comparison_is_told_once(
+    layouts: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(shell: Shell) -> None:
+        for iteration in (5, 10):
+            evidence = [Evidence(node, 1, iteration, layout=layout, digest="d" * 32)
+                        for node, layout in zip(NODES, layouts, strict=True)]  # fmt: skip
+            await asyncio.gather(*(shell.ask("evidence", piece) for piece in evidence))
+        assert list(shell.brain.state.certified) == [(1, 5), (1, 10)]
+
+    play(story, msgspec.structs.replace(SPEC, certify_interval=5))
+    told = [text for text in caplog.messages if text.startswith("states are certified by norms and loss only: ")]
+    assert len(told) == (1 if layouts == "ab" else 0)
 
 
 def test_a_node_of_an_earlier_life_of_the_job_has_no_place_in_the_new_one() -> None:

@@ -1,5 +1,6 @@
 """The journal: one sequence, one master."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,8 +11,17 @@ import pytest
 
 from everstep.runtime.job.fold import fold
 from everstep.runtime.job.records import DesiredChanged
-from everstep.runtime.journal import segments
-from everstep.runtime.journal.journal import Fenced, Journal, JournalError, ReplayCost, claim, find_master, read_journal
+from everstep.runtime.journal import segments, snapshots
+from everstep.runtime.journal.journal import (
+    Fenced,
+    Journal,
+    JournalError,
+    ReplayCost,
+    claim,
+    find_master,
+    read_journal,
+    read_state,
+)
 from everstep.runtime.journal.segments import Segment
 from everstep.runtime.master.journaled_brain import Clock
 from everstep.runtime.store import DirectoryStore, Entry, NoSuchKey, StoreError
@@ -56,6 +66,22 @@ def test_of_eight_that_claim_at_once_the_epochs_are_all_different(tmp_path: Path
         except Fenced:
             continue
     assert still == 1, "only the newest may write"
+
+
+def test_all_segments_after_a_snapshot_are_read_at_once(tmp_path: Path) -> None:
+    """A store that takes a second for each request must not cost a takeover, or `everstep status`, half a minute."""
+    journal, _ = claim(DirectoryStore(tmp_path), "j", "a:1", 1.0)
+    for nodes in range(1, snapshots.MAX_SEGMENTS):
+        journal.write(journal.draft([DesiredChanged(time=2.0, role="worker", nodes=nodes)]))
+    everyone = threading.Barrier(snapshots.MAX_SEGMENTS)
+
+    class Slow(DirectoryStore):
+        def get(self, key: str, start: int = 0, length: int | None = None) -> bytes:
+            if "/journal/" in key:
+                everyone.wait(timeout=60)
+            return super().get(key, start, length)
+
+    assert read_state(Slow(tmp_path), "j").sizes == {"worker": snapshots.MAX_SEGMENTS - 1}
 
 
 @pytest.mark.parametrize("stale", [1, 2, 5])

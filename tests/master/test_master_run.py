@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from everstep.runtime.chaos import store_outage
 from everstep.runtime.job.reasons import Reason
 from everstep.runtime.job.records import FaultJudged, NodeLost, NodeRequested, RoundFormed
 from everstep.runtime.job.spec import JobSpec, Patience, Resources, RoleSpec
@@ -35,7 +36,7 @@ from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.protocol.messages import Ack, Action, Directive, Finished, Heartbeat, Join, Persisted, WorkerExit
 from everstep.runtime.protocol.rounds import Seat
-from everstep.runtime.store import DirectoryStore
+from everstep.runtime.store import DirectoryStore, StoreError
 from tests.harness import PATIENCE_S
 
 PATIENCE = Patience(join_window_s=PATIENCE_S, replacement_wait_s=PATIENCE_S, silence_s=PATIENCE_S, leave_s=PATIENCE_S)
@@ -226,6 +227,42 @@ def test_a_master_without_a_descriptor_left_looks_again_and_tells_it_once(
     play(tmp_path, story, platform=platform)
     assert platform.refused > 2
     assert caplog.text.count("nodes cannot be created or deleted now: Too many open files") == 1
+
+
+def test_a_master_that_begins_while_its_store_cannot_be_reached_waits_for_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(job: Job) -> None:
+        first, second, *_ = await _two(job)
+        job.task.cancel()
+        await asyncio.gather(job.task, return_exceptions=True)
+        with store_outage.out_of_reach(tmp_path / "jobs" / SPEC.job) as why:
+            assert "every write below it fails" in why
+            job.begin()
+            while "the job's journal: the store fails, retrying: " not in caplog.text:
+                await asyncio.sleep(0.01)
+            assert not job.task.done()
+        first.address = second.address = (await job.master(2)).address
+        assert (await _finish(job, 1, first, second)).state == "succeeded"
+        assert "the job's journal: the store works again" in caplog.text
+
+    play(tmp_path, story)
+
+
+def test_a_master_that_waits_for_its_store_can_be_stopped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(job: Job) -> None:
+        await job.master(1)
+        job.task.cancel()
+        await asyncio.gather(job.task, return_exceptions=True)
+        with store_outage.out_of_reach(tmp_path / "jobs" / SPEC.job):
+            job.begin()
+            while "the job's journal: the store fails, retrying: " not in caplog.text:
+                await asyncio.sleep(0.01)
+            job.stop.set()
+            with pytest.raises(StoreError):
+                await job.task
+
+    play(tmp_path, story)
 
 
 def test_two_nodes_join_get_their_seats_and_finish(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """How a step's process ends: outputs as files, a summary in the store, errors in one line."""
 
+import itertools
 import json
 import signal
 import subprocess
@@ -7,6 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from everstep.runtime import store
+from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.store import StoreError, Unavailable
+from everstep.steps import entry
+from everstep.steps.entry import StepError
 
 STEP = '''
 import sys, time
@@ -112,3 +119,50 @@ except entry.Terminated:
     (tmp_path / "told.py").write_text(script)
     completed = subprocess.run([sys.executable, "told.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert completed.stdout == "ended\n"
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "_FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(entry, "_LONGEST_PAUSE_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_bucket_that_does_not_answer_is_waited_for_and_told_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers: list[object] = [Unavailable("s3://b: refused"), Unavailable("s3://b: refused"), None]
+
+    def open_store(uri: str) -> None:
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+
+    monkeypatch.setattr(store, "open_store", open_store)
+    entry.wait_for_store("s3://b/p", 60.0)
+    assert not answers
+    assert (
+        capsys.readouterr().err == "waits for the store, at most 60 s: s3://b: refused\nthe store answers: s3://b/p\n"
+    )
+
+
+@pytest.mark.usefixtures("no_pauses")
+def test_a_bucket_that_does_not_answer_for_too_long_is_for_another_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def open_store(uri: str) -> None:
+        asked.append(uri)
+        raise Unavailable("s3://b: refused")
+
+    monkeypatch.setattr(store, "open_store", open_store)
+    with pytest.raises(StepError, match="--store s3://b/p: s3://b: refused") as caught:
+        entry.wait_for_store("s3://b/p", 60.0, now=itertools.count(0.0, 20.0).__next__)
+    assert caught.value.code == ExitCode.TRY_AGAIN
+    assert len(asked) > 1
+
+
+def test_what_is_wrong_with_a_bucket_for_good_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_store(uri: str) -> None:
+        raise StoreError("s3://b: no such bucket")
+
+    monkeypatch.setattr(store, "open_store", open_store)
+    entry.wait_for_store("s3://b/p", 60.0)
