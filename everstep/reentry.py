@@ -9,8 +9,8 @@ and interrupts the main thread, which leaves `main` by an exception. If no rank 
 iteration first. Without an agent `main` is entered once.
 
 Invariant: the worker says Left when no code of the round can write a slot or a kept tensor any more. So the main thread
-is not interrupted while it copies states (`checkpoint/shard`), whose threads it must wait for, nor within an import,
-which would stay half done.
+is not interrupted while it copies states (`checkpoint/shard`), whose threads it must wait for, nor within an import or
+the start of a DataLoader's processes, which would stay half done.
 """
 
 import ctypes
@@ -30,6 +30,7 @@ from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
+from torch.utils.data import dataloader
 
 from everstep.entry_state import EntryState
 from everstep.exit_now import exit_now
@@ -322,8 +323,12 @@ def _reset_accelerate() -> None:
 
 
 def _has_to_finish(frame: FrameType | None) -> bool:
+    """Whether something in these frames would stay half done. A DataLoader whose start is interrupted does not know,
+    and so does not end, all the processes that it has started."""
     while frame is not None:
-        if frame.f_code.co_filename.startswith(_FINISH_FIRST):
+        code = frame.f_code
+        starts_readers = code.co_name == "__init__" and code.co_filename == dataloader.__file__
+        if starts_readers or code.co_filename.startswith(_FINISH_FIRST):
             return True
         frame = frame.f_back
     return False

@@ -17,6 +17,7 @@ from tests.training.failed_network_script import ENDED_ALONE, LEAVING
 SCRIPT = Path(__file__).with_name("leaving_script.py")
 FAILED_NETWORK = Path(__file__).with_name("failed_network_script.py")
 KEPT_READER = Path(__file__).with_name("kept_reader_script.py")
+STARTING_READER = Path(__file__).with_name("starting_reader_script.py")
 ENTRY_STATE = Path(__file__).with_name("entry_state_script.py")
 RETURNING = Path(__file__).with_name("returning_script.py")
 LAST_ITERATION = Path(__file__).with_name("last_iteration_script.py")
@@ -46,6 +47,12 @@ def test_a_kept_data_reader_goes_on_in_the_next_round_with_the_same_worker(tmp_p
     assert len(before) == 1
     assert before == after
     assert before != [survivor]
+
+
+def test_a_round_that_ends_while_a_data_loader_starts_leaves_no_process(tmp_path: Path, forks: Forks) -> None:
+    number = forks.start([str(STARTING_READER), str(tmp_path / "out")], {}, tmp_path / "err")
+    assert forks.wait(number) == 0, (tmp_path / "err").read_text()
+    assert json.loads((tmp_path / "out").read_text()) == {"read": [*range(6)], "left": 0}
 
 
 def test_a_function_that_is_entered_again_finds_the_process_as_it_first_did(tmp_path: Path, forks: Forks) -> None:
