@@ -3,9 +3,6 @@
 gloo's own `abort` leaves a collective waiting for a peer that is alive but does not come (torch 2.15), and torch's
 store has no abort at all. When their sockets are shut down, what waits at them raises within a millisecond, but for
 the waits that gloo forgets (`gloo_waits`).
-
-The network between ranks may also swallow packets while their agents hear each other, as where gloo has an interface of
-its own. The kernel would send them again for a quarter of an hour: it is told to give up sooner (RFC 5482).
 """
 
 import os
@@ -23,10 +20,6 @@ from everstep.runtime.watch.group_making import surround_group_making
 
 _WATCHED = re.compile(r"^tfd:.* ino:([0-9a-f]+)", re.M)
 """A file in an epoll set, in /proc/self/fdinfo."""
-GIVE_UP_S = 20.0
-"""A peer whose machine acknowledges nothing for so long is out of reach: the wait for it raises "Connection timed out".
-A machine acknowledges what its processes are too busy to read. Packets were sent again after 0.2 s, 0.6 s ... 12.6 s by
-then."""
 _ERRORS = ("COMM_ERROR", "REMOTE_ERROR")
 """Of torch's ErrorType."""
 
@@ -51,11 +44,8 @@ class GroupSockets:
             yield
         finally:
             with self._lock:
-                opened = {inode: file for inode, file in _sockets().items() if inode not in self._present}
-                self._inodes |= opened.keys()
+                self._inodes |= set(_sockets()) - self._present
                 self._present = None
-            for inode, file in opened.items():
-                _give_up_in_time(inode, file)
 
     def watch_new_groups(self) -> None:
         """Watch the making of every group from now on, also of those that the script makes. Called once a process."""
@@ -104,30 +94,17 @@ def _watched_sockets() -> Iterator[str]:
                     yield f"socket:[{int(inode, 16)}]"
 
 
-@contextmanager
-def _tcp_socket(inode: str, file: int) -> Iterator[socket.socket | None]:
-    """The TCP socket, if the descriptor is still that one's: another thread may have closed it, and another has its
-    number then. Raises OSError: it is gone."""
-    with socket.socket(fileno=os.dup(file)) as duplicate:
-        is_same = f"socket:[{os.fstat(duplicate.fileno()).st_ino}]" == inode
-        is_tcp = duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM
-        yield duplicate if is_same and is_tcp else None
-
-
-def _give_up_in_time(inode: str, file: int) -> None:
-    """Also for the connections that a listener accepts later: they inherit it."""
-    with suppress(OSError), _tcp_socket(inode, file) as connection:
-        if connection is not None:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * GIVE_UP_S))
-
-
 def _shut_down(inode: str, file: int) -> bool:
-    """Shut a TCP connection down. A listener is left: gloo ends the process when its own fails. Returns whether it is
+    """Shut a TCP connection down, if the descriptor is still that socket's: another thread may have closed it, and
+    another has its number then. A listener is left: gloo ends the process when its own fails. Returns whether it is
     down, perhaps by the peer's end."""
-    with suppress(OSError), _tcp_socket(inode, file) as connection:
-        if connection is not None and not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+    with suppress(OSError), socket.socket(fileno=os.dup(file)) as duplicate:
+        if f"socket:[{os.fstat(duplicate.fileno()).st_ino}]" != inode:
+            return False
+        is_tcp = duplicate.family in (socket.AF_INET, socket.AF_INET6) and duplicate.type == socket.SOCK_STREAM
+        if is_tcp and not duplicate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                duplicate.shutdown(socket.SHUT_RDWR)
             return True
     return False
 

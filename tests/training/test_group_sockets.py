@@ -12,10 +12,7 @@ from torch._C._distributed_c10d import ErrorType
 from everstep import group_sockets
 from everstep.reentry import calm_watchdog
 from everstep.runtime.agent.ports import free_port
-from everstep.runtime.chaos import groups, packet_loss
 from tests.forks import Forks
-from tests.harness import wait_until
-from tests.training.cut_script import LOST
 
 SCRIPT = Path(__file__).with_name("cut_script.py")
 
@@ -25,41 +22,15 @@ SCRIPT = Path(__file__).with_name("cut_script.py")
     [("collective", "RuntimeError"), ("store", "DistNetworkError"), ("new group", "DistNetworkError")],
 )
 def test_a_wait_for_a_peer_ends_when_the_sockets_are_cut(tmp_path: Path, forks: Forks, where: str, raised: str) -> None:
-    ranks = start_ranks(tmp_path, forks, where)
-    assert end_of_ranks(tmp_path, forks, ranks) == f"{raised} own"
-
-
-def start_ranks(folder: Path, forks: Forks, where: str, **more: str) -> list[int]:
-    """Two, by their numbers there."""
-    port = free_port(random.Random())
-    places = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), **more}
-    return [
-        forks.start([str(SCRIPT), where, str(folder / "done")], {**places, "RANK": str(rank)}, folder / f"{rank}.err")
+    done_path, places = tmp_path / "done", {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    places["MASTER_PORT"] = str(free_port(random.Random()))
+    process_numbers = [
+        forks.start([str(SCRIPT), where, str(done_path)], {**places, "RANK": str(rank)}, tmp_path / f"{rank}.err")
         for rank in range(2)
     ]
-
-
-def end_of_ranks(folder: Path, forks: Forks, ranks: list[int]) -> str:
-    """What rank 0 wrote."""
-    codes = [forks.wait(number) for number in ranks]
-    assert codes == [0, 0], [(folder / f"{rank}.err").read_text() for rank in range(2)]
-    return (folder / "done").read_text()
-
-
-def test_a_wait_for_a_peer_whose_packets_are_lost_ends_though_nobody_cuts_its_sockets(
-    tmp_path: Path, forks: Forks
-) -> None:
-    if why := packet_loss.refusal():
-        pytest.skip(why)
-    group, done_path = groups.make_group("lost-packets"), tmp_path / "done"
-    try:
-        ranks = start_ranks(tmp_path, forks, LOST, GROUP=str(group))
-        wait_until(lambda: all(done_path.with_suffix(f".{rank}").exists() for rank in range(2)), "both ranks")
-        with packet_loss.cut_off(group):
-            done_path.with_suffix(".lost").touch()
-            assert end_of_ranks(tmp_path, forks, ranks) == "Connection timed out own"
-    finally:
-        groups.remove(group)
+    codes = [forks.wait(number) for number in process_numbers]
+    assert codes == [0, 0], [(tmp_path / f"{rank}.err").read_text() for rank in range(2)]
+    assert done_path.read_text() == f"{raised} own"
 
 
 def test_communicators_are_aborted_all_at_a_time_as_one_may_wait_for_the_others_kernels(
