@@ -84,13 +84,20 @@ class S3Store:
         name = self._object_name(key)
         with buffer.cast("B") as view:
             for _ in range(READ_ATTEMPTS):
-                head = self._requests.send("HEAD", name)
+                head = self._head(name)
                 short = start + len(view) - int(head.headers["content-length"])
                 if short > 0:
                     raise TooShort(f"{self.uri}/{key}: ends {short} bytes too early")
                 if self._read_ranges(name, start, view, head.headers["etag"]):
                     return
         raise StoreError(f"{self.uri}/{key}: was replaced during each of {READ_ATTEMPTS} attempts to read it")
+
+    def _head(self, name: str) -> Answer:
+        try:
+            return self._requests.send("HEAD", name)
+        except NoSuchKey:  # Or no such bucket: an answer to HEAD has no body that says which.
+            self._objects.get(name, 0, 1)
+            raise
 
     def put(self, key: str, source: bytes | memoryview | Path) -> None:
         name = self._object_name(key)
