@@ -5,9 +5,9 @@ state: `on_event` records what an event means, `settle` what follows from the ne
 directives, desired nodes) is a function of the state. Only signs of life are not journaled.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
-from everstep.runtime.job.events import Event, HeartbeatSeen, Tick
+from everstep.runtime.job.events import Event, HeartbeatSeen
 from everstep.runtime.job.liveness import is_blocked, stands_still
 from everstep.runtime.job.on_event import handle_event
 from everstep.runtime.job.phases import JobPhase
@@ -40,39 +40,41 @@ class Brain:
 
     def handle(self, event: Event, now: float) -> list[WriteRecord | WriteManifest]:
         """Decide what follows from the event. Raises Refused, with no decision made, for a request that is invalid."""
-        tx = self._transaction
+        decisions, refusals = self.handle_together((event,), now)
+        for refusal in refusals.values():
+            raise refusal
+        return decisions
+
+    def handle_together(
+        self, events: Sequence[Event], now: float
+    ) -> tuple[list[WriteRecord | WriteManifest], Mapping[int, Refused]]:
+        """Decide what follows from events of one moment, such as the joins of ten thousand survivors: what each means,
+        and then once what follows from the new state.
+
+        Returns also, by their places among the events, why some are refused; those change nothing.
+        """
+        tx, refusals = self._transaction, dict[int, Refused]()
         self._advance(now)
-        tx.decisions = []
-        old_state = tx.state
-        try:
-            if self._away_s and old_state.phase is not JobPhase.ENDED:
-                tx.record(MasterAway(time=tx.now, away_s=self._away_s))
-            handle_event(tx, event)
-        except Refused:
+        tx.decisions, old_state = [], tx.state
+        if self._away_s and old_state.phase is not JobPhase.ENDED:
+            tx.record(MasterAway(time=tx.now, away_s=self._away_s))
+        for place, event in enumerate(events):
+            before, decided = tx.state, len(tx.decisions)
+            try:
+                handle_event(tx, event)
+            except Refused as refusal:
+                tx.state, refusals[place] = before, refusal
+                del tx.decisions[decided:]
+        if len(refusals) == len(events):
             tx.state, tx.decisions = old_state, []
-            raise
+            return [], refusals
         self._away_s = 0.0
-        if tx.state is old_state and isinstance(event, HeartbeatSeen) and self._changes_nothing(event):
-            return []
+        if tx.state is old_state and all(map(self._changes_nothing, events)):
+            return [], refusals
         verdict = settle(tx)
         self.reason = verdict.reason
         self._deadline = next_deadline(tx, verdict)
-        return tx.decisions
-
-    def handle_together(self, events: Iterable[Event], now: float) -> list[WriteRecord | WriteManifest]:
-        """Decide what follows from events of one moment, such as the joins of ten thousand survivors: as `handle` for
-        each, but what follows from the new state is decided once. A refused event changes nothing."""
-        tx, decisions = self._transaction, list[WriteRecord | WriteManifest]()
-        self._advance(now)
-        for event in events:
-            tx.decisions, old_state = [], tx.state
-            try:
-                handle_event(tx, event)
-            except Refused:
-                tx.state = old_state
-            else:
-                decisions += tx.decisions
-        return decisions + self.handle(Tick(), now)
+        return tx.decisions, refusals
 
     def _advance(self, now: float) -> None:
         """Time passes."""
@@ -83,8 +85,10 @@ class Brain:
             tx.liveness.rearm(tx.state, tx.now)
             self._away_s = tx.now - before
 
-    def _changes_nothing(self, event: HeartbeatSeen) -> bool:
-        """Whether the heartbeat is one of the many that only show that a node trains."""
+    def _changes_nothing(self, event: Event) -> bool:
+        """Whether the event is one of the many heartbeats that only show that a node trains."""
+        if not isinstance(event, HeartbeatSeen):
+            return False
         if self._deadline is not None and self._transaction.now >= self._deadline:
             return False
         state = self.state

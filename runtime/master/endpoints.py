@@ -149,7 +149,7 @@ class Endpoints:
 
     async def _post_join(self, read: Read) -> Reply:
         join = request_validation.parse_message(Join, await read())
-        self._brain.feed(Joined(join))
+        await self._brain.feed_soon(Joined(join))
         await self._brain.wait_until_durable()  # Then `state` has no directive from before the join, such as to leave.
 
         def leaves(state: State) -> bool:

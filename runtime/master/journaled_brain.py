@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 
 from everstep.runtime import faults
@@ -86,6 +86,8 @@ class JournaledBrain:
         self.on_state: list[Callable[[State], None]] = []
         self._journal = journal
         self._batch: list[Record] = []
+        self._crowd: list[tuple[Event, asyncio.Future[None]]] = []
+        """Events of this pass of the loop."""
         self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._decided = self._written = 0
         self._durability_waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -105,7 +107,36 @@ class JournaledBrain:
 
     def feed(self, event: Event) -> None:
         """Give the brain an event. Its effects show in `state` once they are journaled. Raises Refused."""
-        for decision in self._decide(event):
+        for refusal in self._feed_all([event]).values():
+            raise refusal
+
+    def feed_soon(self, event: Event) -> asyncio.Future[None]:
+        """As `feed`, together with all events that come in the same pass of the loop, as from ten thousand survivors
+        that join again. The future is done when the brain has them; it has the Refused."""
+        future = asyncio.get_running_loop().create_future()
+        if not self._crowd:
+            asyncio.get_running_loop().call_soon(self._feed_crowd)
+        self._crowd.append((event, future))
+        return future
+
+    def _feed_crowd(self) -> None:
+        crowd, self._crowd = self._crowd, []
+        try:
+            refusals = self._feed_all([event for event, _ in crowd])
+        except Exception as error:  # noqa: BLE001 - whoever waits reports it; `wait_for_brain_failure` ends the master
+            refusals = dict.fromkeys(range(len(crowd)), error)
+        for place, (_, future) in enumerate(crowd):
+            if future.done():
+                continue  # Its request was cancelled.
+            if place in refusals:
+                future.set_exception(refusals[place])
+            else:
+                future.set_result(None)
+
+    def _feed_all(self, events: Sequence[Event]) -> Mapping[int, Exception]:
+        """Why some are refused, by their places."""
+        decisions, refusals = self._decide(events)
+        for decision in decisions:
             match decision:
                 case WriteRecord(record):
                     self._batch.append(record)
@@ -117,19 +148,14 @@ class JournaledBrain:
         deadline = self.core.next_deadline()
         if deadline is not None and (self._alarm is None or deadline < self._alarm):
             self._deadline_moved.set()
+        return refusals
 
-    def _decide(self, event: Event) -> list[WriteRecord | WriteManifest]:
-        is_understood = False
+    def _decide(self, events: Sequence[Event]) -> tuple[list[WriteRecord | WriteManifest], Mapping[int, Refused]]:
         try:
-            decisions = self.core.handle(event, self.clock())
-            is_understood = True
-        except Refused:
-            is_understood = True
+            return self.core.handle_together(events, self.clock())
+        except BaseException:
+            self._brain_failed.set()
             raise
-        finally:
-            if not is_understood:
-                self._brain_failed.set()
-        return decisions
 
     async def wait_for_brain_failure(self) -> None:
         """Wait until the brain fails. Its state may then differ from the journal, so this master must not go on.

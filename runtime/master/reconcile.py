@@ -102,5 +102,12 @@ class Reconciler:
             self._report_gone(node_end)
 
     def _report_gone(self, node_end: NodeEnd) -> None:
-        self._brain.feed(NodeGone(node_end.name, node_end.reason, node_end.exit_code, node_end.gave_way))
+        gone = NodeGone(node_end.name, node_end.reason, node_end.exit_code, node_end.gave_way)
+        self._brain.feed_soon(gone).add_done_callback(_forget)
         self._brain.changed.set()
+
+
+def _forget(future: asyncio.Future[None]) -> None:
+    """Only a brain that fails refuses a node's end, which ends the master anyhow."""
+    if not future.cancelled():
+        future.exception()

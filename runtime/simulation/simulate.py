@@ -130,7 +130,8 @@ class _World:
     def _feed(self, *events: Event) -> None:
         """Let the brain decide, and do what it says."""
         self.outcome.events += len(events)
-        for decision in self.brain.handle_together(events, self.now):
+        decisions, _ = self.brain.handle_together(events, self.now)
+        for decision in decisions:
             if isinstance(decision, WriteRecord):
                 self._act(decision.record)
             else:

@@ -192,7 +192,7 @@ class Simulation:
         """A node's process has ended: its platform tells, or its supervisor starts another."""
         if self.plan.spec.placement is Placement.PLATFORM:
             for master in self.masters:
-                self.at(self.random.random(), master, master.feed, NodeGone(agent.name, "ended", code))
+                self.at(self.random.random(), master, master.feed_soon, NodeGone(agent.name, "ended", code))
         elif code not in (0, 143):
             self.at(1 + self.random.random() * 20, None, self._restart, agent)
 

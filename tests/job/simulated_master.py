@@ -2,7 +2,7 @@
 by compare and set; nobody is answered, and nothing is done, before what it follows from is written.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.job import assignments
@@ -82,6 +82,7 @@ class Master:
         self.brain = Brain(sim.plan.spec, self.state, sim.now + skew)
         self.epoch = claim.epoch
         self._batch: list[Record] = []
+        self._crowd: list[tuple[Event, Callable[[Refused | None], None]]] = []
         self._manifests: list[WriteManifest] = []
         self._decided = self._durable = 0
         self._writing: tuple[int, list[Record], State, int, list[WriteManifest]] | None = None
@@ -95,7 +96,24 @@ class Master:
 
     def feed(self, event: Event) -> None:
         """Raises Refused."""
-        for decision in self.brain.handle(event, self.sim.now + self.skew):
+        for refusal in self._feed_all([event]).values():
+            raise refusal
+
+    def feed_soon(self, event: Event, told: Callable[[Refused | None], None] = lambda _: None) -> None:
+        """With what else comes before the crowd is fed."""
+        if not self._crowd:
+            self.sim.at(self.sim.random.random() / 50, self, self._feed_crowd)
+        self._crowd.append((event, told))
+
+    def _feed_crowd(self) -> None:
+        crowd, self._crowd = self._crowd, []
+        refusals = self._feed_all([event for event, _ in crowd])
+        for place, (_, told) in enumerate(crowd):
+            told(refusals.get(place))
+
+    def _feed_all(self, events: Sequence[Event]) -> Mapping[int, Refused]:
+        decisions, refusals = self.brain.handle_together(events, self.sim.now + self.skew)
+        for decision in decisions:
             if isinstance(decision, WriteRecord):
                 self._batch.append(decision.record)
                 self._decided += 1
@@ -106,6 +124,7 @@ class Master:
         if deadline is not None and (at := max(deadline - self.skew, self.sim.now) + 1e-6) < self._alarm:
             self._alarm = at
             self.sim.at(at - self.sim.now, self, self._tick)
+        return refusals
 
     def _tick(self) -> None:
         self._alarm = float("inf")
@@ -194,11 +213,17 @@ class Master:
 
     def take(self, message: Any, answer: Callable[[int, Any], None]) -> None:
         """A request arrives."""
+
+        def joined(refusal: Refused | None) -> None:
+            if refusal:
+                answer(409 if isinstance(refusal, UnknownNode) else 400, None)
+            else:
+                self._poll(message.node, self._joined(message), JOIN_POLL_S, lambda: self._seat(message, answer))
+
         try:
             match message:
                 case Join():
-                    self.feed(Joined(message))
-                    self._poll(message.node, self._joined(message), JOIN_POLL_S, lambda: self._seat(message, answer))
+                    self.feed_soon(Joined(message), joined)
                 case Heartbeat():
                     self.feed(HeartbeatSeen(message))
                     limit = HEARTBEAT_POLL_S if message.node in self._met and not message.telemetry else 0.0

@@ -1,6 +1,6 @@
 """Events of one moment, decided together: the same as one by one, but for the order in which it is decided."""
 
-from everstep.runtime.job.brain import Brain, WriteRecord
+from everstep.runtime.job.brain import Brain, UnknownNode, WriteRecord
 from everstep.runtime.job.events import Joined, Opened
 from everstep.runtime.job.fold import fold
 from everstep.runtime.job.records import MasterClaimed
@@ -30,7 +30,8 @@ def test_joins_of_one_moment_form_the_round_that_they_form_one_by_one() -> None:
 def test_a_refused_one_changes_nothing_and_stops_no_other() -> None:
     brain_ = brain()
     stranger = Joined(Join("nobody", "worker", "h", 1, "a:1", 1))
-    decisions = brain_.handle_together([stranger, *joins(brain_)], 2.0)
+    decisions, refusals = brain_.handle_together([stranger, *joins(brain_)], 2.0)
+    assert [(place, type(refusal)) for place, refusal in refusals.items()] == [(0, UnknownNode)]
     assert all(isinstance(decision, WriteRecord) for decision in decisions)
     assert "nobody" not in brain_.state.nodes
     assert brain_.state.round is not None
