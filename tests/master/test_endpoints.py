@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.runtime.job import on_event
-from everstep.runtime.job.events import StacksDumped, StopRequested
+from everstep.runtime.job.events import Joined, StacksDumped, StopRequested
 from everstep.runtime.job.records import DesiredChanged, NodeLeaving
 from everstep.runtime.job.spec import JobSpec, Patience, Placement, RoleSpec
 from everstep.runtime.job.transaction import Transaction
@@ -326,8 +326,9 @@ def test_the_nodes_are_listed_apart_from_the_status() -> None:
     play(story)
 
 
+@pytest.mark.parametrize(("event", "verb"), [(StacksDumped, "dumped"), (Joined, "join")])
 def test_a_brain_that_fails_ends_its_master_before_anything_of_it_is_journaled(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, event: type, verb: str
 ) -> None:
     def break_brain(case: Transaction, event: object) -> None:
         case.record(DesiredChanged(time=case.now, role="worker", nodes=1))
@@ -335,13 +336,29 @@ def test_a_brain_that_fails_ends_its_master_before_anything_of_it_is_journaled(
 
     async def story(shell: Shell) -> None:
         journal = [key for key in shell.store.objects if "/journal/" in key]
-        monkeypatch.setitem(on_event._HANDLERS, StacksDumped, break_brain)
-        with pytest.raises(KeyError):
-            await shell.ask("dumped", RIGHT["dumped"])
+        monkeypatch.setitem(on_event._HANDLERS, event, break_brain)
+        asked_twice = asyncio.gather(*(shell.ask(verb, RIGHT[verb]) for _ in range(2)), return_exceptions=True)
+        assert [type(outcome) for outcome in await asked_twice] == [KeyError, KeyError]
         assert "the next master replays" in str(await shell.wait_for_failure())
         assert [key for key in shell.store.objects if "/journal/" in key] == journal
 
     play(story)
+
+
+def test_joins_of_one_moment_are_decided_together_and_who_is_refused_stops_no_other() -> None:
+    async def story() -> None:
+        await shell.open()
+        joins = [Join(name, "worker", "h", 1, "127.0.0.1:7", 29500, number=1) for name in ["nobody", *NODES]]
+        decide = shell.brain.core.handle_together
+        crowds = list[int]()
+        shell.brain.core.handle_together = lambda events, now: (crowds.append(len(events)), decide(events, now))[1]
+        replies = await asyncio.gather(*(shell.ask("join", join) for join in joins))
+        assert [reply.status for reply in replies] == [409, 200, 200]
+        assert crowds[0] == 3
+        await shell.close()
+
+    shell = Shell(SPEC, TroubledStore())
+    in_virtual_time(shell.store, story)
 
 
 def test_a_node_that_must_leave_says_so_and_it_is_journaled() -> None:
