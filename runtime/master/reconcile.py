@@ -57,14 +57,10 @@ class Reconciler:
         self._seen.update(observed)
         state, now = brain.state, brain.clock()
         want = {node.name: node for node in desired_nodes(state, brain.spec, now)}
-        create = []
-        for name, node in want.items():
-            if name in self._seen:
-                continue
-            if node.create:
-                create.append(node)
-            else:
-                brain.feed(NodeGone(name, "it ended while no master was running"))
+        unseen = [node for name, node in want.items() if name not in self._seen]
+        create = [node for node in unseen if node.create]
+        ended = [NodeGone(node.name, "it ended while no master was running") for node in unseen if not node.create]
+        await asyncio.gather(*map(brain.feed_soon, ended))
         delete = [node for name, node in observed.items() if name in state.nodes and name not in want]
         if create or delete:
             await brain.confirm_ownership()
@@ -79,11 +75,11 @@ class Reconciler:
         try:
             await self._platform.create(self._request(node))
         except OSError as error:
-            self._brain.feed(NodeGone(node.name, f"the platform could not create it: {error}"))
+            await self._brain.feed_soon(NodeGone(node.name, f"the platform could not create it: {error}"))
             return
         self._seen.add(node.name)
         if self._brain.state.nodes[node.name].phase is NodePhase.REQUESTED:
-            self._brain.feed(NodeCreated(node.name))
+            await self._brain.feed_soon(NodeCreated(node.name))
 
     async def run(self) -> None:
         """Reconcile on each change and every few seconds, until cancelled."""

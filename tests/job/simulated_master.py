@@ -196,7 +196,7 @@ class Master:
             elif self.confirm():
                 self._seen.add(name)
                 sim.start_agent(name, node.role, node.host)
-                self.feed(NodeCreated(name))
+                self.feed_soon(NodeCreated(name))
         for name in sorted(observed - want.keys()):
             if name in self.state.nodes and self.confirm():
                 sim.agents[name].end(143)
