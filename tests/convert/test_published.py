@@ -222,8 +222,10 @@ def test_a_runtimes_program_that_is_not_known_is_told_and_not_guessed() -> None:
 
 def test_a_training_function_in_a_shells_text_trains_with_the_others() -> None:
     (command,) = commands_of("train_overrides").values()
-    assert command[2].startswith("pip install --no-cache-dir torchvision==0.22\nread -r -d '' SCRIPT << EOM\n")
-    assert command[2].endswith('\nexec python "train.py"')
+    prepares, text, *runs = command[:3], *command[3:]
+    assert prepares == ["python", "-m", "everstep.prepare_once"]
+    assert text.startswith("pip install --no-cache-dir torchvision==0.22\nread -r -d '' SCRIPT << EOM\n")
+    assert runs == ["bash", "-c", 'exec python "train.py"']
 
 
 def test_a_launcher_that_stays_in_a_shells_text_is_told() -> None:

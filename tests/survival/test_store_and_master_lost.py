@@ -35,7 +35,7 @@ def fetched(uri: str, folder: Path) -> Path:
 
 def said(training: TrainStep, text: str) -> int:
     """How often the logs of the run have it."""
-    logs = [training.log, *(training.folder / "logs").glob("*.log")]
+    logs = [training.log, *training.node_logs()]
     return sum(log.read_text(errors="replace").count(text) for log in logs if log.exists())
 
 
