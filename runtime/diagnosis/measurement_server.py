@@ -24,6 +24,7 @@ from everstep.runtime.diagnosis.evidence import Measurement
 from everstep.runtime.diagnosis.messages import Stage, StageResult, Together
 from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.platform.devices import VARIABLE
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 PROCESS_NAME = "measurements"
@@ -228,7 +229,7 @@ def _run_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
     if os.getppid() != parent:
         os._exit(ExitCode.TRY_AGAIN)
     if begin.devices is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = begin.devices
+        os.environ[VARIABLE] = begin.devices
     from everstep.runtime.diagnosis.workload import work_alone, work_together
 
     def tell(stage: Stage, measurement: Measurement, store: str = "") -> None:
