@@ -62,6 +62,10 @@ class _Server:
         self._poll.register(channel, select.POLLIN)
         self._workers: dict[int, tuple[int, int]] = {}
         """pidfd -> (id, pid)"""
+        self._told = set[int]()
+        """The workers that lived when this process was told to end: they were told, too, if all processes were."""
+        for signum in (signal.SIGTERM, signal.SIGINT):  # The agent decides what follows.
+            signal.signal(signum, lambda *_: self._told.update(number for number, _ in self._workers.values()))
 
     def serve(self) -> None:
         """Serve until the agent closes the connection."""
@@ -126,7 +130,9 @@ class _Server:
         signal_group(pid, signal.SIGKILL)  # Before the wait: until then the group's number cannot be reused.
         _, status = os.waitpid(pid, 0)
         os.close(pidfd)
-        self._channel.send(_encode(Exited(number, os.waitstatus_to_exitcode(status), died_at, pid)))
+        exit_code = os.waitstatus_to_exitcode(status)
+        self._channel.send(_encode(Exited(number, exit_code, died_at, pid, was_told=number in self._told)))
+        self._told.discard(number)
 
     def _become_worker(self, server: int, spawn: Spawn, stdout: int, stderr: int) -> NoReturn:
         try:
@@ -220,7 +226,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # The agent decides what follows from Ctrl-C or a group's SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Of Ctrl-C or a group's SIGTERM; see `_Server`.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     began, base = time.monotonic(), dict(os.environ)
     os.environ.update(dict.fromkeys([*ONE_THREAD, _WITHOUT_DRIVER], "1"))  # numpy would start threads at import.

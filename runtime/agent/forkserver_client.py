@@ -73,6 +73,9 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     time: float
     """Unix time."""
     pid: int
+    was_told: bool = False
+    """The fork server has got SIGTERM or SIGINT while this worker lived: whoever ends all processes of a machine
+    (systemd, Slurm) sends it to each."""
 
 
 class ForkServerLost(RuntimeError):  # noqa: N818 (a name that reads well in `except`)

@@ -85,6 +85,7 @@ class Workers:
         self._on_end = on_end
         self._on_start = on_start
         self._on_disconnected = on_disconnected
+        self._note = note
         self._servers = ForkServers(
             self._command, preload, python, first_server, self._on_forked, self._on_exited, self._on_lost
         )
@@ -359,6 +360,9 @@ class Workers:
         worker.output.close()
         if worker.failed_with and exited.exit_code == -signal.SIGKILL:
             exited = msgspec.structs.replace(exited, exit_code=worker.failed_with)
+        if exited.was_told and not exited.exit_code:  # By its own handler.
+            self._note(f"local rank {worker.local_rank} was told to end and left with exit code 0: not finished")
+            exited = msgspec.structs.replace(exited, exit_code=-signal.SIGTERM)
         self._on_end(end_of(exited, worker.round, worker.local_rank, worker.output, worker.traceback))
 
     def _on_lost(self) -> None:

@@ -120,6 +120,28 @@ def test_a_stopped_worker_receives_the_signal_to_end(play: Play) -> None:
     play(story)
 
 
+LEAVES = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nprint('ready', flush=True)\n"
+"""The script ends with exit code 0 when it is told to."""
+
+
+@pytest.mark.parametrize("to_all", [True, False], ids=["to all", "to the worker"])
+def test_a_worker_that_was_told_to_end_with_its_machine_has_not_finished(play: Play, to_all: bool) -> None:
+    async def story(node: Node) -> None:
+        (node.folder / "train.py").write_text(f"import imported\n{LEAVES}signal.pause()\n")
+        server = await node.start()
+        while b"ready" not in (node.folder / "log").read_bytes():
+            await asyncio.sleep(0.01)
+        if to_all:
+            os.kill(server, signal.SIGTERM)
+        os.kill(*node.workers.pids().values(), signal.SIGTERM)
+        assert (await node.ends.get()).exit_code == (-signal.SIGTERM if to_all else 0)
+        (node.folder / "train.py").write_text("import imported\n")
+        assert await node.start() == server
+        assert (await node.ends.get()).exit_code == 0, "it was not there when all were told"
+
+    play(story)
+
+
 def test_a_killed_clone_is_followed_by_another(play: Play) -> None:
     async def story(node: Node) -> None:
         used = await node.start()

@@ -14,6 +14,7 @@ from tests.harness import ROOT, TrainStep, kill, tensors, wait_until
 SLOW_S = 0.6
 """Of an iteration: more than passes between two heartbeats of an agent."""
 README = ROOT / "README.md"
+LOOP = "    for batch in batches:\n"
 WITHOUT_FINISH = "    checkpointer.finish(state)\n"
 
 
@@ -88,6 +89,32 @@ def test_nodes_that_have_to_go_when_their_master_is_gone_leave_their_state_to_th
     assert first == 0
     assert second >= reached
     assert tensors(training.checkpoint()) == undisturbed
+
+
+@pytest.mark.parametrize("saves", [True, False], ids=["saves", "only leaves"])
+def test_a_script_that_leaves_with_exit_code_0_when_its_machine_ends_has_not_finished(
+    saves: bool, training: TrainStep, tmp_path: Path, undisturbed: dict[str, bytes]
+) -> None:
+    """As systemd and Slurm end a machine: each of its processes gets the signal. The master is elsewhere."""
+    script, save = tmp_path / "script.py", "        told and [checkpointer.finish(state), sys.exit(0)]\n"
+    text = Path(training.flags["script"]).read_text()
+    assert LOOP in text
+    handler = "told.append(1)" if saves else "os._exit(0)"
+    script.write_text(
+        "import signal\ntold = []\n"
+        + text.replace(LOOP, f"    signal.signal(signal.SIGTERM, lambda *_: {handler})\n{LOOP}{save}")
+    )
+    training.flags = {**training.flags, "script": str(script), "persist-interval": "1000"}
+    training.start()
+    reached = training.wait_iteration(20)
+    step = training.step()
+    for process in training.processes():
+        if process != step:
+            process.terminate()
+    assert training.finish() == 0, training.last_words()
+    assert restored_iterations(training)[-1] >= reached - 1
+    assert tensors(training.checkpoint()) == undisturbed
+    assert training.leftovers() == []
 
 
 @pytest.mark.parametrize("rarely", [False, True], ids=["all staged", "few staged"])
