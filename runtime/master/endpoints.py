@@ -59,6 +59,7 @@ from everstep.runtime.protocol.messages import (
     Unrestored,
     WorkerExit,
 )
+from everstep.runtime.protocol.rounds import Seat
 
 JOIN_POLL_S = 20.0
 HEARTBEAT_POLL_S = 5.0
@@ -152,15 +153,19 @@ class Endpoints:
         await self._brain.feed_soon(Joined(join))
         await self._brain.wait_until_durable()  # Then `state` has no directive from before the join, such as to leave.
 
+        seat: Seat | None = None
+
         def leaves(state: State) -> bool:
             directive = assignments.directive(state, join.node, join.life)
             return directive is not None and directive.action is Action.LEAVE
 
         def ready(state: State) -> bool:
-            return leaves(state) or assignments.seat_for(state, join) is not None or assignments.is_spent(state, join)
+            nonlocal seat
+            seat = assignments.seat_for(state, join)
+            return seat is not None or leaves(state) or assignments.is_spent(state, join)
 
         await self._brain.wait_until(join.node, ready, JOIN_POLL_S)
-        if seat := assignments.seat_for(self._brain.state, join):
+        if seat is not None:
             self._met_nodes.add(join.node)
             return _json_reply(seat)
         if leaves(self._brain.state):

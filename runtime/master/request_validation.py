@@ -6,7 +6,7 @@ bounded length, and its names are safe as parts of paths.
 
 import re
 from functools import cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -62,29 +62,50 @@ def _check_join(join: Join) -> None:
         raise Refused("Join: Expected host:port - at `$.address`")
 
 
+class _Rule(NamedTuple):
+    """What a field of a message may hold."""
+
+    field: str
+    longest: int
+    """Characters of a text."""
+    is_name: bool
+    low: int
+    high: int
+
+
+@cache
+def _rules(kind: type[msgspec.Struct]) -> tuple[_Rule, ...]:
+    return tuple(
+        _Rule(
+            field,
+            _TEXTS.get((kind, field), LONGEST_TEXT),
+            field in _NAMES,
+            *_INTEGERS.get((kind, field), (0, LARGEST_NUMBER)),
+        )
+        for field in kind.__struct_fields__
+    )
+
+
 def _check(struct: msgspec.Struct, what: str, at: str) -> None:
-    kind = type(struct)
     if isinstance(struct, Join):
         _check_join(struct)
-    for field in kind.__struct_fields__:
-        value, place = getattr(struct, field), f"{at}.{field}"
+    for field, longest, is_name, low, high in _rules(type(struct)):
+        value = getattr(struct, field)
         if isinstance(value, str):
-            longest = _TEXTS.get((kind, field), LONGEST_TEXT)
             if len(value) > longest:
-                raise Refused(f"{what}: Expected at most {longest} characters, got {len(value)} - at `{place}`")
-            if value and field in _NAMES and not _NAME.fullmatch(value):
-                raise Refused(f"{what}: Expected a name of letters, digits and . _ - - at `{place}`")
+                raise Refused(f"{what}: Expected at most {longest} characters, got {len(value)} - at `{at}.{field}`")
+            if value and is_name and not _NAME.fullmatch(value):
+                raise Refused(f"{what}: Expected a name of letters, digits and . _ - - at `{at}.{field}`")
         elif isinstance(value, int):
-            low, high = _INTEGERS.get((kind, field), (0, LARGEST_NUMBER))
             if not low <= value <= high:
-                raise Refused(f"{what}: Expected a number from {low} to {high} - at `{place}`")
+                raise Refused(f"{what}: Expected a number from {low} to {high} - at `{at}.{field}`")
         elif isinstance(value, float):
             if value < 0:
-                raise Refused(f"{what}: Expected a number from 0 on - at `{place}`")
+                raise Refused(f"{what}: Expected a number from 0 on - at `{at}.{field}`")
         elif isinstance(value, msgspec.Struct):
-            _check(value, what, place)
-        elif isinstance(value, tuple):
-            _check_each(value, what, place)
+            _check(value, what, f"{at}.{field}")
+        elif isinstance(value, tuple) and value:
+            _check_each(value, what, f"{at}.{field}")
 
 
 def _check_each(values: tuple[object, ...], what: str, at: str) -> None:
