@@ -18,7 +18,7 @@ from torch.utils.data import dataloader
 
 _FILES = "dataloader.py"
 """How torch's file ends, and torchdata's."""
-_WAITS = {multiprocessing.connection.Connection._poll.__code__, threading.Condition.wait.__code__}  # pyright: ignore
+_WAITS = {multiprocessing.connection.Connection.poll.__code__, threading.Condition.wait.__code__}
 """What a queue's `get` calls before it receives anything."""
 _PUT = multiprocessing.queues.Queue.put.__code__
 
