@@ -75,16 +75,18 @@ def end_round() -> None:
 def end_round_when(function: str) -> None:
     """In a thread: when the main thread is in a function of that name, and a process in its sample."""
     READS.wait()
-    main = threading.main_thread().ident or 0
-    while True:
-        frame = sys._current_frames()[main]
-        while frame is not None and frame.f_code.co_name != function:
-            frame = frame.f_back
-        if frame is not None:
-            break
+    while not main_thread_is_in(function):
         threading.Event().wait(0.01)
     FIRED.append(function)
     end_round()
+
+
+def main_thread_is_in(function: str) -> bool:
+    """Holds no frame afterwards, and so no iterator."""
+    frame = sys._current_frames()[threading.main_thread().ident or 0]
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
 
 
 def make_loader() -> DataLoader[Any]:
