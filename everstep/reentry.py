@@ -10,7 +10,7 @@ iteration first. Without an agent `main` is entered once.
 
 Invariant: the worker says Left when no code of the round can write a slot or a kept tensor any more. So the main thread
 is not interrupted while it copies states (`checkpoint/shard`), whose threads it must wait for, nor within an import or
-the start of a DataLoader's processes, which would stay half done.
+where a DataLoader would stay half done (`data_loaders`).
 """
 
 import ctypes
@@ -30,8 +30,8 @@ from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
-from torch.utils.data import dataloader
 
+from everstep import data_loaders
 from everstep.entry_state import EntryState
 from everstep.exit_now import exit_now
 from everstep.gloo_waits import GlooWaits
@@ -144,6 +144,8 @@ class _Rounds:
         self._round = int(os.environ["EVERSTEP_ROUND"])
         self._inside = False
         """Is the main thread in the script's function?"""
+        self._has_objects = False
+        """Are objects that the script's function has made still there, whose end may wait for something?"""
         self._raised_at = -_RAISE_AGAIN_S
         self._over, self._cut, self._left = threading.Event(), threading.Event(), threading.Event()
         """Of the present round: the agent has said that it is over; its sockets are cut; nothing of it is left."""
@@ -161,7 +163,7 @@ class _Rounds:
     def run(self, function: Callable[[], object]) -> bool:
         """Returns whether the function has returned in time; if not, the round is over. Raises the function's own
         errors."""
-        self._inside = True
+        self._inside = self._has_objects = True
         try:
             function()
         except BaseException as error:
@@ -175,6 +177,7 @@ class _Rounds:
                 raise
             if isinstance(error, RoundOver):
                 _tell_of_interrupted(error)
+            data_loaders.drop_half_reset(_chain(error))
             _release_frames(error)
             return False
         finally:
@@ -206,6 +209,7 @@ class _Rounds:
         """Release what the round has made, its groups last."""
         _reset_accelerate()
         gc.collect()
+        self._has_objects = False
         leave()
         sys.excepthook = self._excepthook  # torch puts its own around it whenever it joins a group, to name the rank.
         self._releases += 1
@@ -273,7 +277,7 @@ class _Rounds:
                     waits = GlooWaits()
                     while not self._left.is_set():
                         # First: a main thread that is called back then raises before it uses an unfinished result.
-                        if self._inside:
+                        if self._has_objects:
                             signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
                         if self.sockets.cut_is_seen():
                             waits.end_forgotten()
@@ -300,7 +304,9 @@ class _Rounds:
     def _interrupt(self, _: int, frame: FrameType | None) -> None:
         """Leave the script's function, unless something has to be finished first: then at a later signal."""
         now = time.monotonic()
-        if not self._inside or not self._over.is_set() or now < self._raised_at + _RAISE_AGAIN_S:
+        if not self._over.is_set() or data_loaders.hurry(frame):
+            return
+        if not self._inside or now < self._raised_at + _RAISE_AGAIN_S:
             return
         if frame is None or frame.f_code.co_filename == __file__ or _has_to_finish(frame):
             return
@@ -323,12 +329,11 @@ def _reset_accelerate() -> None:
 
 
 def _has_to_finish(frame: FrameType | None) -> bool:
-    """Whether something in these frames would stay half done. A DataLoader whose start is interrupted does not know,
-    and so does not end, all the processes that it has started."""
+    """Whether something in these frames would stay half done."""
+    if data_loaders.has_to_finish(frame):
+        return True
     while frame is not None:
-        code = frame.f_code
-        starts_readers = code.co_name == "__init__" and code.co_filename == dataloader.__file__
-        if starts_readers or code.co_filename.startswith(_FINISH_FIRST):
+        if frame.f_code.co_filename.startswith(_FINISH_FIRST):
             return True
         frame = frame.f_back
     return False

@@ -18,6 +18,7 @@ SCRIPT = Path(__file__).with_name("leaving_script.py")
 FAILED_NETWORK = Path(__file__).with_name("failed_network_script.py")
 KEPT_READER = Path(__file__).with_name("kept_reader_script.py")
 STARTING_READER = Path(__file__).with_name("starting_reader_script.py")
+ENDING_READER = Path(__file__).with_name("ending_reader_script.py")
 ENTRY_STATE = Path(__file__).with_name("entry_state_script.py")
 RETURNING = Path(__file__).with_name("returning_script.py")
 LAST_ITERATION = Path(__file__).with_name("last_iteration_script.py")
@@ -53,6 +54,29 @@ def test_a_round_that_ends_while_a_data_loader_starts_leaves_no_process(tmp_path
     number = forks.start([str(STARTING_READER), str(tmp_path / "out")], {}, tmp_path / "err")
     assert forks.wait(number) == 0, (tmp_path / "err").read_text()
     assert json.loads((tmp_path / "out").read_text()) == {"read": [*range(6)], "left": 0}
+
+
+@pytest.mark.parametrize(
+    ("where", "fired", "left"),
+    [
+        ("loop", ["loop"], [0]),
+        ("next", ["_try_get_data"], [0]),
+        ("reset", ["_reset", "loop"], [2, 0]),
+        ("answer", [], [2]),
+    ],
+)
+def test_a_data_loader_that_reads_when_its_round_ends_gives_each_sample_in_the_next_one(
+    where: str, fired: list[str], left: list[int], tmp_path: Path, forks: Forks
+) -> None:
+    number = forks.start([str(ENDING_READER), str(tmp_path / "out"), where], {}, tmp_path / "err")
+    assert forks.wait(number) == 0, (tmp_path / "err").read_text()
+    result = json.loads((tmp_path / "out").read_text())
+    assert sorted(set(result["fired"]) - {"answer"}) == fired
+    assert "answer" in result["fired"], "an answer was received whole"
+    last = len(left) + 1
+    assert [100 * last + sample for sample in range(6)] == result["seen"][-1]
+    assert result["left"] == left
+    assert (tmp_path / "err").read_text() == ""
 
 
 def test_a_function_that_is_entered_again_finds_the_process_as_it_first_did(tmp_path: Path, forks: Forks) -> None:
