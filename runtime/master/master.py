@@ -60,6 +60,8 @@ class Outcome(msgspec.Struct, frozen=True):
     iterations: int
     exit_code: int
     """0 succeeded, 1 failed, 3 no quorum, 75 fenced (another master has the job), 143 stopped."""
+    trains_on: bool = False
+    """Stopped, but the nodes train on, and wait for the next master."""
 
 
 class CannotListen(OSError):  # noqa: N818 (a name that reads well in `except`)
@@ -315,8 +317,8 @@ async def _run_to_the_end(brain: JournaledBrain, survey: Survey, reconciler: Rec
         if not brain.state.ended and await _wait_for_first(end_event, control.stop, failing=loop) is control.stop:
             if not control.remove_nodes():
                 await brain.wait_until_durable()
-                why = "asked to stop; its nodes continue training"
-                return Outcome("stopped", why, "", _newest_checkpoint(brain), brain.state.iteration, TERMINATED)
+                why, newest = "asked to stop; its nodes continue training", _newest_checkpoint(brain)
+                return Outcome("stopped", why, "", newest, brain.state.iteration, TERMINATED, trains_on=True)
             brain.feed(StopRequested("told to stop"))
             await brain.wait_until_durable()
         await _wait_until_empty(brain, reconciler)

@@ -275,6 +275,8 @@ def stopped_line(outcome: "Outcome") -> str:
     """Where a stopped job continues, and what it has lost."""
     from everstep.runtime.checkpoint.stored.keys import parse_folder
 
+    if outcome.trains_on:
+        return "stopped; its nodes train on and wait for the next start (EVERSTEP_DEAD_MAN_S, 300 s)"
     place = parse_folder(outcome.checkpoint.rpartition("/")[2]) if outcome.checkpoint else None
     stored_iteration = place[1] if place else 0
     if not outcome.iterations:

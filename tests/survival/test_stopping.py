@@ -69,6 +69,22 @@ def test_a_training_that_is_told_to_end_goes_on_where_it_was(
     assert tensors(training.checkpoint()) == undisturbed
 
 
+@pytest.mark.parametrize("training", ["anew"], indirect=True)
+def test_nodes_train_on_when_their_step_alone_is_told_to_end(
+    training: TrainStep, undisturbed: dict[str, bytes]
+) -> None:
+    """Whatever told it so, the run is not stopped."""
+    training.start()
+    training.wait_iteration(10)
+    training.started[-1].terminate()
+    assert training.finish() == 143, training.last_words()
+    assert "stopped; its nodes train on" in training.log.read_text()
+    training.start()
+    assert training.finish() == 0, training.last_words()
+    assert restored_iterations(training) == [0]
+    assert tensors(training.checkpoint()) == undisturbed
+
+
 def test_nodes_that_have_to_go_when_their_master_is_gone_leave_their_state_to_the_next(
     training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
