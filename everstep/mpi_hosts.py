@@ -20,10 +20,14 @@ _OF_WORKER = (
 )  # fmt: skip
 """The launcher's own: an mpirun that passes its environment on would give them to every process."""
 
-_AGENTS = (
-    "OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC",
-)  # fmt: skip
-"""What starts processes on other hosts: Open MPI to 4, from 5 on, Intel MPI, MPICH."""
+_SEARCHED = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
+"""What starts processes on other hosts, of Open MPI to 4, and from 5 on: the first of a list that is there. Open MPI
+hands it on to the hosts, whose daemons refuse to start if none is, and the job's own is in the launcher's pod alone."""
+_RUN = ("I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC")
+"""The same of Intel MPI and MPICH: a program."""
+_ATTACHED = {"OMPI_MCA_orte_leave_session_attached": "1", "PRTE_MCA_prte_leave_session_attached": "1"}
+"""Open MPI's daemons on the hosts end with their connection, and what they complain of is told; by themselves they
+leave it at once, and may outlive an mpirun that was lost."""
 
 
 def main(command: list[str]) -> int:
@@ -63,7 +67,9 @@ def variables(hosts: dict[str, int], folder: Path) -> dict[str, str]:
         "I_MPI_HYDRA_HOST_FILE": str(hydra), "I_MPI_PERHOST": slots, "HYDRA_HOST_FILE": str(hydra),
         "MPI_HOST": ",".join(host for host, count in hosts.items() for _ in range(count)),
     }  # fmt: skip
-    return of_hosts | (dict.fromkeys(_AGENTS, f"{ssh}/ssh") if ssh else {})
+    if ssh:
+        of_hosts |= dict.fromkeys(_SEARCHED, f"{ssh}/ssh:ssh") | dict.fromkeys(_RUN, f"{ssh}/ssh")
+    return of_hosts | _ATTACHED
 
 
 def _refuse(reason: str, code: int = ExitCode.BAD_INPUT) -> int:

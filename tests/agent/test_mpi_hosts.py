@@ -32,8 +32,9 @@ def test_each_mpi_finds_the_rounds_hosts_and_the_jobs_ssh_and_no_rank(tmp_path: 
     assert found["MPI_HOST"] == "10.0.0.1,10.0.0.1,10.0.0.2"
     assert (found["OMPI_MCA_orte_set_default_slots"], found["I_MPI_PERHOST"]) == ("2", "2")
     assert found["PRTE_MCA_prte_default_hostfile"] == found["OMPI_MCA_orte_default_hostfile"]
-    agents = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC")
-    assert {found[name] for name in agents} == {"/keys/ssh"}
+    assert found["OMPI_MCA_plm_rsh_agent"] == found["PRTE_MCA_plm_ssh_agent"] == "/keys/ssh:ssh", "what hosts have, too"
+    assert found["I_MPI_HYDRA_BOOTSTRAP_EXEC"] == found["HYDRA_LAUNCHER_EXEC"] == "/keys/ssh"
+    assert found["OMPI_MCA_orte_leave_session_attached"] == found["PRTE_MCA_prte_leave_session_attached"] == "1"
     assert found["OWN"] == "1"
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & found.keys()
 
