@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
+
 from everstep.runtime.exit_codes import ExitCode
 
 _OF_WORKER = (
@@ -28,6 +30,8 @@ _RUN = ("I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC")
 _ATTACHED = {"OMPI_MCA_orte_leave_session_attached": "1", "PRTE_MCA_prte_leave_session_attached": "1"}
 """Open MPI's daemons on the hosts end with their connection, and what they complain of is told; by themselves they
 leave it at once, and may outlive an mpirun that was lost."""
+_INTERFACES = ("I_MPI_HYDRA_IFACE", "HYDRA_IFACE")
+"""Of Intel MPI and MPICH: hosts are told the launcher's address there; by default its name, which pods do not know."""
 
 
 def main(command: list[str]) -> int:
@@ -48,7 +52,16 @@ def _become(command: list[str], script: str) -> NoReturn:
     lines = subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
     hosts = {host: int(slots) for host, _, slots in (line.rpartition(":") for line in lines)}
     kept = {name: value for name, value in os.environ.items() if name not in _OF_WORKER}
-    os.execvpe(command[0], command, kept | variables(hosts, Path(script).parent))
+    interface = _own_interface()
+    of_launcher = dict.fromkeys(_INTERFACES, interface) if interface else {}
+    os.execvpe(command[0], command, of_launcher | kept | variables(hosts, Path(script).parent))
+
+
+def _own_interface() -> str:
+    """That of the node's own address; empty if it has none of its own."""
+    own = os.environ.get("EVERSTEP_IP", "")
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, addresses in interfaces if own in [entry.address for entry in addresses]), "")
 
 
 def variables(hosts: dict[str, int], folder: Path) -> dict[str, str]:

@@ -39,6 +39,18 @@ def test_each_mpi_finds_the_rounds_hosts_and_the_jobs_ssh_and_no_rank(tmp_path: 
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & found.keys()
 
 
+def test_hosts_are_told_an_address_of_the_launcher_unless_an_interface_is_named(tmp_path: Path) -> None:
+    names = ("I_MPI_HYDRA_IFACE", "HYDRA_IFACE")
+
+    def interfaces(**own: str) -> list[str | None]:
+        ended = run(tmp_path, "a:1\\n", sys.executable, "-c", SHOW, **own)
+        return [json.loads(ended.stdout).get(name) for name in names]
+
+    assert interfaces() == [None, None]
+    assert interfaces(EVERSTEP_IP="127.0.0.1") == ["lo", "lo"]
+    assert interfaces(EVERSTEP_IP="127.0.0.1", HYDRA_IFACE="ib0") == ["lo", "ib0"]
+
+
 @pytest.mark.parametrize(
     ("hosts", "command", "code", "said"),
     [
