@@ -154,6 +154,12 @@ OTHERS = {
     "Horovod 0.28.1 by ssh between real pods: a converted AITrainingJob; one pod is deleted, the same losses": (
         "tests/cluster/test_horovod.py",
     ),
+    "mpirun of Open MPI 4, 5 and MPICH between real pods: converted jobs lose a host and the launcher": (
+        "tests/cluster/test_mpirun.py",
+    ),
+    "convert: a job with hostNetwork runs in pods, two on one machine, and loses one": (
+        "tests/cluster/test_host_network.py",
+    ),
     "docs: Kubeflow, Volcano, AITrainingJob, torchrun: each page's example runs": ("tests/docs/test_origins.py",),
     "docs: Horovod, Lightning, Ray Train, DLRover: each page's example runs": (
         "tests/frameworks/test_horovod.py::of_the_page", f"{RELEASED}/test_lightning.py::of_the_page",

@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
+
 from everstep.runtime.exit_codes import ExitCode
 
 _OF_WORKER = (
@@ -20,10 +22,16 @@ _OF_WORKER = (
 )  # fmt: skip
 """The launcher's own: an mpirun that passes its environment on would give them to every process."""
 
-_AGENTS = (
-    "OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC",
-)  # fmt: skip
-"""What starts processes on other hosts: Open MPI to 4, from 5 on, Intel MPI, MPICH."""
+_SEARCHED = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent")
+"""What starts processes on other hosts, of Open MPI to 4, and from 5 on: the first of a list that is there. Open MPI
+hands it on to the hosts, whose daemons refuse to start if none is, and the job's own is in the launcher's pod alone."""
+_RUN = ("I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC")
+"""The same of Intel MPI and MPICH: a program."""
+_ATTACHED = {"OMPI_MCA_orte_leave_session_attached": "1", "PRTE_MCA_prte_leave_session_attached": "1"}
+"""Open MPI's daemons on the hosts end with their connection, and what they complain of is told; by themselves they
+leave it at once, and may outlive an mpirun that was lost."""
+_INTERFACES = ("I_MPI_HYDRA_IFACE", "HYDRA_IFACE")
+"""Of Intel MPI and MPICH: hosts are told the launcher's address there; by default its name, which pods do not know."""
 
 
 def main(command: list[str]) -> int:
@@ -44,7 +52,16 @@ def _become(command: list[str], script: str) -> NoReturn:
     lines = subprocess.run([script], stdout=subprocess.PIPE, text=True, check=True).stdout.split()
     hosts = {host: int(slots) for host, _, slots in (line.rpartition(":") for line in lines)}
     kept = {name: value for name, value in os.environ.items() if name not in _OF_WORKER}
-    os.execvpe(command[0], command, kept | variables(hosts, Path(script).parent))
+    interface = _own_interface()
+    of_launcher = dict.fromkeys(_INTERFACES, interface) if interface else {}
+    os.execvpe(command[0], command, of_launcher | kept | variables(hosts, Path(script).parent))
+
+
+def _own_interface() -> str:
+    """That of the node's own address; empty if it has none of its own."""
+    own = os.environ.get("EVERSTEP_IP", "")
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, addresses in interfaces if own in [entry.address for entry in addresses]), "")
 
 
 def variables(hosts: dict[str, int], folder: Path) -> dict[str, str]:
@@ -63,7 +80,9 @@ def variables(hosts: dict[str, int], folder: Path) -> dict[str, str]:
         "I_MPI_HYDRA_HOST_FILE": str(hydra), "I_MPI_PERHOST": slots, "HYDRA_HOST_FILE": str(hydra),
         "MPI_HOST": ",".join(host for host, count in hosts.items() for _ in range(count)),
     }  # fmt: skip
-    return of_hosts | (dict.fromkeys(_AGENTS, f"{ssh}/ssh") if ssh else {})
+    if ssh:
+        of_hosts |= dict.fromkeys(_SEARCHED, f"{ssh}/ssh:ssh") | dict.fromkeys(_RUN, f"{ssh}/ssh")
+    return of_hosts | _ATTACHED
 
 
 def _refuse(reason: str, code: int = ExitCode.BAD_INPUT) -> int:

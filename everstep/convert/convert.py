@@ -38,6 +38,10 @@ _USER = (
     "a cluster's pods run as user 1000 without capabilities, not as the image's user; nearest: securityContext of the "
     "pod and of its container"
 )
+_ONE_MACHINE = (
+    "with hostNetwork, nodes of one machine are one host to what starts processes by ssh: all of its processes run in "
+    "the pod of one node; nearest: one node a machine, by podAntiAffinity"
+)
 _BRACES = (
     "{{...}} in its texts is filled in by Argo where it knows the name, such as {{workflow.name}}; nearest: a file in "
     "the image"
@@ -112,6 +116,9 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
     ]
     if roles_without := [role.name for role in job.roles if not _has_user(role.pod)]:
         more.append(f"{file}: {', '.join(roles_without)}: {_USER}")
+    sharing = [role.name for role in job.roles if role.nodes > 1 and role.pod.template.get("hostNetwork")]
+    if sharing and job.policies.get("frameworkType") == Framework.HOROVOD:
+        more.append(f"{file}: {', '.join(sharing)}: {_ONE_MACHINE}")
     for role in job.roles:
         names = [entry.get("name") for entry in role.pod.container.get("env", [])]
         if own_keys := [name for name in names if name in (*NEEDED_KEYS, *OTHER_KEYS)]:

@@ -32,10 +32,23 @@ def test_each_mpi_finds_the_rounds_hosts_and_the_jobs_ssh_and_no_rank(tmp_path: 
     assert found["MPI_HOST"] == "10.0.0.1,10.0.0.1,10.0.0.2"
     assert (found["OMPI_MCA_orte_set_default_slots"], found["I_MPI_PERHOST"]) == ("2", "2")
     assert found["PRTE_MCA_prte_default_hostfile"] == found["OMPI_MCA_orte_default_hostfile"]
-    agents = ("OMPI_MCA_plm_rsh_agent", "PRTE_MCA_plm_ssh_agent", "I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC")
-    assert {found[name] for name in agents} == {"/keys/ssh"}
+    assert found["OMPI_MCA_plm_rsh_agent"] == found["PRTE_MCA_plm_ssh_agent"] == "/keys/ssh:ssh", "what hosts have, too"
+    assert found["I_MPI_HYDRA_BOOTSTRAP_EXEC"] == found["HYDRA_LAUNCHER_EXEC"] == "/keys/ssh"
+    assert found["OMPI_MCA_orte_leave_session_attached"] == found["PRTE_MCA_prte_leave_session_attached"] == "1"
     assert found["OWN"] == "1"
     assert not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} & found.keys()
+
+
+def test_hosts_are_told_an_address_of_the_launcher_unless_an_interface_is_named(tmp_path: Path) -> None:
+    names = ("I_MPI_HYDRA_IFACE", "HYDRA_IFACE")
+
+    def interfaces(**own: str) -> list[str | None]:
+        ended = run(tmp_path, "a:1\\n", sys.executable, "-c", SHOW, **own)
+        return [json.loads(ended.stdout).get(name) for name in names]
+
+    assert interfaces() == [None, None]
+    assert interfaces(EVERSTEP_IP="127.0.0.1") == ["lo", "lo"]
+    assert interfaces(EVERSTEP_IP="127.0.0.1", HYDRA_IFACE="ib0") == ["lo", "ib0"]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tests.cluster.lifecycle import Cluster
 from tests.cluster.namespace import SERVICE_ACCOUNT, STORE_SECRET
 from tests.cluster.plane import BUCKET
 from tests.cluster.trainings import PATIENCE_S
-from tests.convert.stand_ins import RANKS, SCRIPT, SCRIPTS, SMALL, ranks_in, smaller
+from tests.convert.stand_ins import LAUNCHERS, RANKS, SCRIPT, SCRIPTS, SMALL, ranks_in, smaller
 from tests.golang import NoGoError
 from tests.harness import wait_until
 
@@ -35,12 +35,15 @@ ON_THE_CLUSTER: Mapping[str, Mapping[str, str]] = {
         **IF_NOT_PRESENT, ", metax-tech.com/gpu: 8": "", "schedulerName: koord-scheduler": "",
         "annotations:\n            gang.scheduling.koordinator.sh/name: fine-tuning-gang": "labels: {team: tuning}",
     },
+    "mpi_job": {"queue: ml": f"queue: {volcano.QUEUE}"},
     "pytorch_job": {
         **IF_NOT_PRESENT, "{gpu: a100}": "{kubernetes.io/os: linux}",
         "persistentVolumeClaim: {claimName: imagenet}": "emptyDir: {}",
     },
 }  # fmt: skip
 """What of each this cluster does not have."""
+OF_VOLCANO = ("mpi_job", "volcano_job", "volcano_mpi")
+"""Those that its scheduler places."""
 
 pytestmark = pytest.mark.usefixtures("controller")
 
@@ -51,7 +54,7 @@ def image(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("image")
     (host,) = (image for image in images.of_the_cluster() if image.name == images.HOST)
     programs = {f"{FOLDER[1:]}/{name}": SCRIPT for name in SCRIPTS}
-    programs["programs/horovodrun"] = "#!/bin/sh\nexec python bench.py\n"
+    programs |= {f"programs/{name}": f"#!/bin/sh\n{line}\n" for name, line in LAUNCHERS.items()}
     files = {}
     for name, text in programs.items():
         files[name] = folder / Path(name).name
@@ -66,8 +69,8 @@ def image(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def gangs(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[None]:
-    """Volcano is there for its own kind of job."""
-    if request.node.callspec.params["name"] != "volcano_job":
+    """Volcano is there for the jobs that ask for it."""
+    if request.node.callspec.params["name"] not in OF_VOLCANO:
         yield
         return
     try:

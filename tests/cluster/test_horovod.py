@@ -3,27 +3,19 @@
 Its trainers are on two machines. Like the pods of a pipeline they run without root, as a user with a name and a shell.
 """
 
-import base64
-import json
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from everstep.convert import convert
-from everstep.runtime.net.token import TOKEN_KEY, token_secret
-from everstep.runtime.platform.kubernetes.pods import NODE
-from tests.cluster import faults, images
+from tests.cluster import faults
+from tests.cluster.converted import give_programs, job_text, keys_are_kept, said, submitted
 from tests.cluster.journal import lost_nodes
 from tests.cluster.layout import NODES
 from tests.cluster.lifecycle import Cluster
-from tests.cluster.processes import ClusterError
-from tests.cluster.room import SLOT, room
 from tests.cluster.trainings import PATIENCE_S, Training
-from tests.convert.stand_ins import JOBS
 from tests.frameworks.horovod_losses import SCRIPT, end_soon, losses_alone, losses_in
 from tests.frameworks.test_horovod import python
 from tests.harness import wait_until
@@ -32,64 +24,28 @@ __all__ = ["python"]
 
 ITERATIONS, SECONDS = 10_000, 1.0
 """More than there will be, and how long each takes until it is said which is the last."""
-SIZES = {"replicas: 3": "replicas: 2", "maxReplicas: 5": "maxReplicas: 2", "-np 3": "-np 2", "--max-np=5": "--max-np=2"}
-USER = "somebody:x:1000:1000::/tmp:/bin/sh\n"
-"""The pods' user in /etc/passwd."""
+SIZES = {
+    "replicas: 3": "replicas: 2", "maxReplicas: 5": "maxReplicas: 2", "-np 3": "-np 2", "--max-np=5": "--max-np=2",
+    "SECONDS=300": "SECONDS=20",
+}  # fmt: skip
 
 
 def job_of(folder: Path, python: Path) -> str:
     """The documented job at the size of this cluster, with what its image would have: Horovod, and the user's name."""
-    text = (JOBS / "ai_training_job.yaml").read_text()
-    for large, small in SIZES.items():
-        assert large in text
-        text = text.replace(large, small)
     command = f"{python} -u {SCRIPT} {ITERATIONS} {SECONDS}"
-    job: dict[str, Any] = yaml.safe_load(text.replace("python bench.py", command).replace("SECONDS=300", "SECONDS=20"))
-    (folder / "passwd").write_text(USER)
-    folder.chmod(0o755)
-    places = {python.parents[1]: "horovod", python.resolve().parents[1]: "python", folder: "job"}
-    mounts = [{"name": name, "mountPath": str(path), "readOnly": True} for path, name in places.items()]
-    mounts.append({"name": "job", "mountPath": "/etc/passwd", "subPath": "passwd", "readOnly": True})
-    volumes = [{"name": name, "hostPath": {"path": str(path)}} for path, name in places.items()]
-    (host,) = (image for image in images.of_the_cluster() if image.name == images.HOST)
-    variables = [{"name": "PATH", "value": f"{host.environment['PATH']}:{python.parent}"}]
+    job: dict[str, Any] = yaml.safe_load(job_text("ai_training_job", {**SIZES, "python bench.py": command}))
     for name, role in job["spec"]["replicaSpecs"].items():
         pod = role["template"]["spec"]
-        (container,) = pod["containers"]
-        pod |= {"volumes": volumes, "schedulerName": "default-scheduler"}
-        container |= {"image": images.HOST, "imagePullPolicy": "IfNotPresent", "workingDir": str(folder)}
-        container |= {"env": variables, "volumeMounts": mounts}
-        container["resources"] = {"limits": {"memory": "1Gi", **({SLOT: "1"} if name == "trainer" else {})}}
+        give_programs(pod, folder, [python.parents[1], python.resolve().parents[1]], int(name == "trainer"))
+        pod["schedulerName"] = "default-scheduler"
     return yaml.safe_dump(job)
 
 
 @pytest.fixture
 def job(cluster: Cluster, python: Path, tmp_path: Path) -> Iterator[Training]:
-    """It is submitted; whatever is left of it is deleted."""
-    for node in range(1, NODES + 1):
-        room(cluster, node, 1)
-    new_training = Training(cluster, "")
-    arguments = convert(job_of(tmp_path, python), "job.yaml", images.HOST).arguments
-    try:
-        texts = {
-            name: json.dumps(value) if isinstance(value, dict) else str(value) for name, value in arguments.items()
-        }
-        new_training.submit(nodes="2", min_nodes="1", **texts)
-        yield new_training
-    finally:
-        new_training.delete()
-        for node in range(1, NODES + 1):
-            room(cluster, node, 0)
-
-
-def said(job: Training, node: str) -> str:
-    """What the pods of that node and its replacements have written, as far as they are there."""
-    texts = []
-    for pod in job.cluster.kubectl.list("pods", job.selector):
-        if pod["metadata"]["labels"][NODE].startswith(node):
-            with suppress(ClusterError):  # It has not begun.
-                texts.append(job.cluster.kubectl("logs", pod["metadata"]["name"]))
-    return "\n".join(texts)
+    """It is submitted; a trainer finds room on one machine each."""
+    with submitted(cluster, job_of(tmp_path, python)) as submitted_job:
+        yield submitted_job
 
 
 def trains(job: Training, ranks: int, beyond: int = 0) -> int:
@@ -122,10 +78,4 @@ def test_a_converted_job_trains_by_ssh_between_pods_and_goes_on_with_the_same_lo
     losses = losses_in(said(job, "launcher"))
     assert sorted(losses) == list(range(1, last + 1))
     assert [loss for _, loss in losses.values()] == pytest.approx(losses_alone(python, last), rel=1e-3)
-    secret = job.cluster.kubectl.get("secret", token_secret(job.job))
-    assert secret
-    token = base64.b64decode(secret["data"][TOKEN_KEY]).decode()
-    for node in ("trainer-0-0", "trainer-1-1"):
-        assert "Accepted publickey for somebody" in said(job, node)
-    assert token not in said(job, "")
-    assert "PRIVATE KEY" not in said(job, "")
+    keys_are_kept(job, ["trainer-0-0", "trainer-1-1"])

@@ -150,6 +150,12 @@ def test_a_field_that_is_wrong_is_one_line(
     assert said in capsys.readouterr().err
 
 
+def test_hosts_that_share_their_machines_port_are_told_to_be_one() -> None:
+    said = "f: worker: with hostNetwork, nodes of one machine are one host to what starts processes by ssh"
+    assert said in noted(OPEN_MPI.replace("        spec:\n", "        spec:\n          hostNetwork: true\n"))
+    assert "hostNetwork" not in noted(OPEN_MPI)
+
+
 @pytest.mark.parametrize("name", ["Launcher", "Worker"])
 def test_a_job_without_one_of_its_two_is_refused(name: str) -> None:
     at = OPEN_MPI.index("    Worker:")
