@@ -157,7 +157,8 @@ class S3Store:
         object's metadata."""
         nonce = secrets.token_hex(16)
         with memoryview(data) as view:
-            answer = self._send_paced("PUT", name, view, {_NONCE_HEADER: nonce}, {"If-None-Match": "*"}, (412,))
+            headers = {_NONCE_HEADER: nonce, "If-None-Match": "*"}
+            answer = self._send_paced("PUT", name, view, headers=headers, also_ok=(412,))
         if answer.status != 412:
             return True
         return answer.attempts > 1 and self._is_written_by(name, nonce)
@@ -189,7 +190,7 @@ class S3Store:
     def _put_in_parts(self, name: str, data: memoryview) -> None:
         size = max(PART_BYTES, -(-len(data) // MAX_PARTS))
         nonce = secrets.token_hex(16)
-        upload_reply = self._requests.send("POST", name, query={"uploads": "", _NONCE_HEADER: nonce})
+        upload_reply = self._requests.send("POST", name, query={"uploads": ""}, headers={_NONCE_HEADER: nonce})
         upload = _xml_text(upload_reply.data, "UploadId")
 
         def send(number: int) -> str:

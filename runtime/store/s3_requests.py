@@ -1,7 +1,8 @@
 """Requests to an S3 endpoint: signed by minio, sent over persistent connections, retried when that may help.
 
-Each request uses a presigned URL. minio's own calls hash and copy what they send, and turn If-None-Match into metadata
-of the object, which makes the PUT unconditional.
+minio's own calls hash and copy what they send, and turn If-None-Match into metadata of the object, which makes the PUT
+unconditional. So only its signature is used: of the address and of all headers `x-amz-*`, without the body. Metadata of
+an object must be such headers. Some servers ignore it in the query of a presigned URL, where minio would put it.
 """
 
 import http.client
@@ -15,12 +16,16 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime
 from typing import NamedTuple, NoReturn
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult
 
 from minio import Minio
+from minio.credentials.credentials import Credentials
 from minio.error import MinioException, S3Error
+from minio.helpers import BaseURL
+from minio.signer import sign_v4_s3
+from minio.time import to_amz_date
 from urllib3 import PoolManager, Retry, Timeout
 from urllib3.exceptions import HTTPError
 
@@ -40,7 +45,8 @@ RETRIED_CODES = frozenset({"RequestTimeout", "SlowDown", "ConditionalRequestConf
 _FULL_CODES = ("XMinioStorageFull", "QuotaExceeded", "XMinioAdminBucketQuotaExceeded")
 _WRONG_REGION_CODES = ("AuthorizationQueryParametersError", "AuthorizationHeaderMalformed", "MissingFields")
 """Codes of Amazon S3 and MinIO (the last one, for a PUT) for a request signed for another region."""
-_SIGNATURE_LIFETIME = timedelta(hours=1)
+_UNSIGNED = "UNSIGNED-PAYLOAD"
+"""Stands for the body's hash (Amazon S3 API reference, "Signature calculations for the authorization header")."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ class Requests:
 
     def __init__(self, settings: Settings, pause: Callable[[float], None] = time.sleep) -> None:
         self._settings, self._pause = settings, pause
+        self._place = BaseURL(settings.endpoint, settings.region)
         try:
             self._trust = ssl.create_default_context(cafile=settings.ca_file) if settings.secure else None
         except OSError as error:
@@ -139,9 +146,9 @@ class Requests:
         all_headers = {"Content-Length": str(len(body) if isinstance(body, bytes) else body.length), **(headers or {})}
         pauses = backoff(FIRST_PAUSE_S)
         for attempt in range(1, ATTEMPTS + 1):
-            address = self._address(method, key, query or {})
+            address, signed_headers = self._sign(method, key, query or {}, all_headers)
             try:
-                answer = self._send_once(method, address, all_headers, body, into, attempt)
+                answer = self._send_once(method, address, signed_headers, body, into, attempt)
             except ssl.SSLCertVerificationError as error:
                 self._raise_distrusted(error)
             except (OSError, http.client.HTTPException) as error:
@@ -200,27 +207,53 @@ class Requests:
         except MinioException as error:
             raise Unavailable(f"{self._settings.uri}: {self._settings.endpoint} cannot list it: {error}") from None
 
-    def _address(self, method: str, key: str, query: Mapping[str, str]) -> str:
-        parameters: dict[str, str | list[str] | tuple[str]] = dict(query)
-        return self._minio.get_presigned_url(
-            method, self._settings.bucket, key, expires=_SIGNATURE_LIFETIME, extra_query_params=parameters
+    def _sign(
+        self, method: str, key: str, query: Mapping[str, str], headers: Mapping[str, str]
+    ) -> tuple[SplitResult, dict[str, str]]:
+        """The address, and `headers` with those that prove who sends them, from now on for 15 minutes."""
+        settings, now = self._settings, datetime.now(UTC)
+        region = self._place.region or settings.region
+        address = self._place.build(
+            method=method,
+            region=region,
+            bucket_name=settings.bucket,
+            object_name=key,
+            query_params={**query},
         )
+        to_sign: dict[str, str | list[str] | tuple[str]] = {
+            "Host": address.netloc,
+            "x-amz-content-sha256": _UNSIGNED,
+            "x-amz-date": to_amz_date(now),
+            **{name: value for name, value in headers.items() if name.startswith("x-amz-")},
+        }
+        if settings.session_token:
+            to_sign["x-amz-security-token"] = settings.session_token
+        signed = sign_v4_s3(
+            method=method,
+            url=address,
+            region=region,
+            headers=to_sign,
+            credentials=Credentials(settings.access_key, settings.secret_key),
+            content_sha256=_UNSIGNED,
+            date=now,
+        )
+        return address, {**headers, **{name: str(value) for name, value in signed.items()}}
 
     def _send_once(
         self,
         method: str,
-        address: str,
+        address: SplitResult,
         headers: Mapping[str, str],
         body: Body,
         into: memoryview | None,
         attempt: int,
     ) -> Answer:
-        place = urlsplit(address)
-        with self._connection(place.netloc) as connection:
+        target = f"{address.path}?{address.query}" if address.query else address.path
+        with self._connection(address.netloc) as connection:
             cut = False
             try:
                 with nullcontext(body) if isinstance(body, bytes) else closing(body.pieces()) as data:
-                    connection.request(method, f"{place.path}?{place.query}", body=data, headers=dict(headers))
+                    connection.request(method, target, body=data, headers=dict(headers))
             except (BrokenPipeError, ConnectionResetError):
                 cut = True  # It may have answered before it closed; otherwise the next line raises.
             response = connection.getresponse()

@@ -133,7 +133,8 @@ def test_a_worker_that_was_told_to_end_with_its_machine_has_not_finished(play: P
             await asyncio.sleep(0.01)
         if to_all:
             os.kill(server, signal.SIGTERM)
-        os.kill(*node.workers.pids().values(), signal.SIGTERM)
+        (worker,) = node.workers.pids().values()
+        os.kill(worker, signal.SIGTERM)
         assert (await node.ends.get()).exit_code == (-signal.SIGTERM if to_all else 0)
         (node.folder / "train.py").write_text("import imported\n")
         assert await node.start() == server

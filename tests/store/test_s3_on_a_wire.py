@@ -6,7 +6,6 @@ from collections.abc import Iterator
 import pytest
 
 from everstep.runtime.store import NoSuchKey, Store, StoreError, Unavailable, open_store
-from tests import seaweedfs
 from tests.minio import MinIO
 from tests.store.wire import Trouble, Wire, once, through
 
@@ -30,8 +29,6 @@ def store(wire: Wire, s3: MinIO) -> Store:
 def test_a_create_that_meets_trouble_succeeds_once_also_when_its_success_was_not_heard(
     store: Store, wire: Wire, trouble: Trouble
 ) -> None:
-    if trouble is Trouble.SILENT and seaweedfs.is_asked():
-        pytest.xfail("SeaweedFS 4.53 drops the writer's mark, metadata in the query of a presigned PUT")
     wire.plan = once(trouble, "PUT", "claim")
     assert store.create("claim", b"mine")
     assert wire.suffered[trouble] == 1
