@@ -4,13 +4,14 @@ import json
 import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from everstep.cli.main import main
-from everstep.runtime.store import Store, StoreError, absolute_uri, open_store
+from everstep.runtime.store import Store, StoreError, absolute_uri, open_store, s3_requests
 from everstep.runtime.store import s3 as s3_module
 from everstep.runtime.store.s3 import PART_BYTES, S3Store, _xml_text
 from tests.harness import wait_until
@@ -60,6 +61,18 @@ def test_an_endpoint_that_nobody_serves_is_told() -> None:
 def test_wrong_credentials_are_told(minio: MinIO, name: str) -> None:
     with pytest.raises(StoreError, match=r"refuses to PUT with these credentials .*check AWS_ACCESS_KEY_ID"):
         open_changed(minio.new_prefix(), **{**minio.environment, name: "wrong-but-long-enough"})
+
+
+@pytest.mark.parametrize("ahead", [-20, 20])
+def test_a_clock_that_is_wrong_is_told(minio: MinIO, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> "Wrong":
+            return super().now(tz) + timedelta(minutes=ahead)
+
+    monkeypatch.setattr(s3_requests, "datetime", Wrong)
+    with pytest.raises(StoreError, match=r"the clocks of this machine and of .* differ; correct this machine's"):
+        open_store(f"s3://{BUCKET}/clock", environment=minio.environment)
 
 
 def test_a_bucket_that_is_not_there_is_told_by_every_call(minio: MinIO) -> None:
