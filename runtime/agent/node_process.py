@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import random
 import signal
 import sys
@@ -15,6 +16,7 @@ from everstep.runtime.agent.checked_start import run_checked
 from everstep.runtime.agent.dependencies import Dependencies, Ending
 from everstep.runtime.agent.forkserver_process import ForkServerProcess
 from everstep.runtime.agent.master_watch import NextMaster
+from everstep.runtime.agent.orphans import bury_orphans
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.settings import Settings
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
@@ -77,7 +79,11 @@ async def run(settings: Settings, persist_interval: int, fork_server: ForkServer
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, agent.leave, signum)
     faults.point("agent.start")
-    return (await _run_with_check(agent, settings, credentials, store, say)).code
+    burial = asyncio.create_task(bury_orphans()) if os.getpid() == 1 else None
+    ending = await _run_with_check(agent, settings, credentials, store, say)
+    if burial is not None:
+        burial.cancel()
+    return ending.code
 
 
 async def _run_with_check(

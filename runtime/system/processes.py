@@ -53,10 +53,24 @@ def group_of(pid: int) -> int | None:
 def _stat_fields(pid: int) -> list[str] | None:
     """What proc(5), stat, has after the name of a live process."""
     try:
-        fields = (_PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        fields = _all_stat_fields(pid)
     except _GONE_ERRORS:
         return None
     return None if fields[0] in "ZX" else fields
+
+
+def _all_stat_fields(pid: int) -> list[str]:
+    return (_PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
+
+
+def dead_orphans() -> Iterator[int]:
+    """The children of this process that have ended, that nobody has waited for, and that are of another session."""
+    own, session = str(os.getpid()), str(os.getsid(0))
+    for pid in all_pids():
+        with suppress(*_GONE_ERRORS):
+            state, parent, _, session_of_child = _all_stat_fields(pid)[:4]
+            if state == "Z" and parent == own and session_of_child != session:
+                yield pid
 
 
 def all_pids() -> Iterator[int]:
