@@ -28,9 +28,9 @@ from everstep.convert.shell import (
     place_of_text,
     read_start,
     split_commands,
-    split_documents,
     split_output,
     split_words,
+    split_writing,
 )
 
 _STARTERS = (
@@ -115,9 +115,10 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], place_of_
     words, of_command = [fill_in(word, variables) for word in command], list[str]()
     start, output, first, quoted = ShellStart(place_of_run.folder), "", "", list[str]()
     if place := place_of_text(command):
-        *earlier, last = split_commands(command[place]) or [""]
-        if not last:
-            first, last = split_documents(command[place])
+        first, last = split_writing(command[place])
+        earlier = list[str]()
+        if not first:
+            *earlier, last = split_commands(command[place]) or [""]
         last, output = split_output(last)
         start = read_start(earlier, place_of_run.folder, variables)
         quoted = split_words(last := fill_in(last, start.known))

@@ -43,6 +43,8 @@ _PLAIN = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
 """A value that stands for itself, within quotes and without: there it may be several words."""
 _DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n(?:.*?\n)?[ \t]*\2\n", re.DOTALL)
 """A here-document, from what marks it to its end; the third group is the rest of its command."""
+_WRITES = re.compile(r"(?<![\d&<>-])>>?\s*(?![\s&]|/dev/)")
+"""Output that goes into a file, in a command without its quotes: not its errors, nor all of it."""
 _EXPANDED = re.compile(r"[*?\[]|^~|\{[^{}]*(?:,|\.\.)[^{}]*\}")
 """In a word without quotes: names of files, one's own folder, several words (bash)."""
 _WORD = re.compile(rf"(?:{_QUOTES}|{_SUBSTITUTED}|[^\s'\"\\])+", re.DOTALL)
@@ -128,13 +130,17 @@ def split_commands(text: str) -> list[str]:
     return [] if decides else commands
 
 
-def split_documents(text: str) -> tuple[str, str]:
-    """(all that comes before the last command, that command) of a shell's text that writes files from here-documents.
-    Two empty texts: it has none, or more than the order of its commands decides what is done."""
-    bare, count = _DOCUMENT.subn(lambda document: f"{document[3]}\n", text)
-    last = (split_commands(bare) or [""])[-1]
+def split_writing(text: str) -> tuple[str, str]:
+    """(all that comes before the last command, that command) of a shell's text that writes files first, from
+    here-documents or as the output of its commands. Two empty texts: it writes none, or more than the order of its
+    commands decides what is done."""
+    bare, documents = _DOCUMENT.subn(lambda document: f"{document[3]}\n", text)
+    *earlier, last = split_commands(bare) or [""]
     whole = text.rstrip()
-    return (whole[: -len(last)], last) if count and last and whole.endswith(last) else ("", "")
+    writes = documents or any(
+        _WRITES.search(_QUOTED.sub("", command)) and not command.startswith("exec ") for command in earlier
+    )
+    return (whole[: -len(last)], last) if writes and last and whole.endswith(last) else ("", "")
 
 
 def _apart(text: str) -> list[str]:

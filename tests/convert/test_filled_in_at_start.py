@@ -142,6 +142,28 @@ def test_files_for_a_script_without_a_launcher_are_written_once_too(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
+    "writes",
+    ["printf '%s\\n' 'import json, sys' 'print(json.dumps(sys.argv[1:]))' > own.py && ",
+     "echo 'import json, sys' > 'own.py'; echo 'print(json.dumps(sys.argv[1:]))' >>own.py\n",
+     "mkdir -p a && cd a && echo 'import json, sys; print(json.dumps(sys.argv[1:]))' 2>&1 >own.py &&\n"],
+)  # fmt: skip
+def test_files_that_the_shell_writes_as_a_commands_output_are_written_first(writes: str, tmp_path: Path) -> None:
+    conversion = converted(["sh", "-c", f"{writes}torchrun --max-restarts=2 own.py --name $POD_NAME"])
+    assert conversion.arguments["max_restarts"] == 2
+    assert arguments_in_a_worker(conversion, tmp_path) == ["--name", "x-worker-0"]
+    assert not [note for note in conversion.notes if "unchanged" in note or "left out" in note]
+
+
+@pytest.mark.parametrize(
+    "writes",
+    ["nvidia-smi >/dev/null", "nvidia-smi > /dev/null 2>&1", "nvidia-smi 2>errors", "echo begins >&2", "echo '>' x"],
+)
+def test_a_command_whose_output_goes_into_no_file_is_left_out(writes: str) -> None:
+    notes = converted(["sh", "-c", f"{writes}\ntorchrun t.py"]).notes
+    assert [note for note in notes if f"`{writes}` is left out" in note], notes
+
+
+@pytest.mark.parametrize(
     "line",
     [WRITES, "cat << A\nx\nA\n! torchrun t.py", "cat << A\nx\nB\ntorchrun t.py", "cat << A || \nx\nA\ntorchrun t.py",
      "cat << A\nA\nif x; then\ntorchrun t.py\nfi"],
