@@ -107,7 +107,12 @@ def test_nodes_that_have_to_go_when_their_master_is_gone_leave_their_state_to_th
     assert tensors(training.checkpoint()) == undisturbed
 
 
-@pytest.mark.parametrize("saves", [True, False], ids=["saves", "only leaves"])
+@pytest.mark.parametrize(
+    ("training", "saves"),
+    [("anew", False), pytest.param("survive", True, marks=pytest.mark.long)],
+    indirect=["training"],
+    ids=["only leaves", "saves first"],
+)
 def test_a_script_that_leaves_with_exit_code_0_when_its_machine_ends_has_not_finished(
     saves: bool, training: TrainStep, tmp_path: Path, undisturbed: dict[str, bytes]
 ) -> None:
