@@ -4,6 +4,7 @@ own thread waits for that: `send|receive|release DONE_FILE`."""
 import fcntl
 import os
 import signal
+import subprocess
 import sys
 import termios
 import threading
@@ -69,9 +70,10 @@ def be_sent_a_half(collective: bool) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def send_a_half() -> None:
-    """Die with the message's begin in the kernel."""
+def send_a_half(peer: psutil.Process) -> None:
+    """Die with the message's begin in the kernels, to a rank that is stopped: it would read on while this one dies."""
     dist.recv(WORD, 0, tag=1)
+    wait_until(lambda: peer.status() == psutil.STATUS_STOPPED, "the peer to stop", TIMEOUT_S, LOOK_S)
     dist.isend(TENSOR, 0)
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -91,10 +93,13 @@ def begin_sending(sockets: GroupSockets, peer: psutil.Process, collective: bool)
     return work
 
 
-def begin_receiving() -> dist.Work | None:
-    """From a rank that dies at once."""
+def begin_receiving(peer: psutil.Process) -> dist.Work | None:
+    """From a rank that dies at once. Stop until it has."""
     work = dist.irecv(TENSOR, 1)
+    wakes = f"while kill -0 {peer.pid} 2>/dev/null; do sleep {LOOK_S}; done; kill -CONT {os.getpid()}"
+    subprocess.Popen(["sh", "-c", wakes])
     dist.send(WORD, 1, tag=1)
+    os.kill(os.getpid(), signal.SIGSTOP)
     return work
 
 
@@ -109,8 +114,8 @@ def main() -> None:
     store.set(str(rank), str(os.getpid()))
     peer = psutil.Process(int(store.get(str(1 - rank))))
     if rank == 1:
-        send_a_half() if direction == "receive" else be_sent_a_half(direction == "release")
-    work = begin_receiving() if direction == "receive" else begin_sending(sockets, peer, direction == "release")
+        send_a_half(peer) if direction == "receive" else be_sent_a_half(direction == "release")
+    work = begin_receiving(peer) if direction == "receive" else begin_sending(sockets, peer, direction == "release")
     assert work is not None
     ended = 0
 
