@@ -116,9 +116,7 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], place_of_
     start, output, first, quoted = ShellStart(place_of_run.folder), "", "", list[str]()
     if place := place_of_text(command):
         first, last = split_writing(command[place])
-        earlier = list[str]()
-        if not first:
-            *earlier, last = split_commands(command[place]) or [""]
+        *earlier, last = [last] if first else split_commands(command[place]) or [""]
         last, output = split_output(last)
         start = read_start(earlier, place_of_run.folder, variables)
         quoted = split_words(last := fill_in(last, start.known))

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tests.namespaces import unshare
+
 FIRST_PROCESS = """
 import asyncio, subprocess, sys
 from everstep.runtime.agent.orphans import bury_orphans
@@ -26,13 +28,9 @@ asyncio.run(main())
 
 
 def test_who_was_left_to_the_first_process_is_waited_for_and_its_own_children_are_not() -> None:
-    spaces = next((words for words in (["unshare"], ["unshare", "-Ur"]) if _works(*words, "-pf", "--mount-proc")), None)
-    if spaces is None:
+    enter = unshare("-pf", "--mount-proc")
+    if enter is None:
         pytest.skip("no mount namespaces here: no process can be the first one")
-    command = [*spaces, "-pf", "--mount-proc", sys.executable, "-c", FIRST_PROCESS]
+    command = [*enter, sys.executable, "-c", FIRST_PROCESS]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.stdout == "7 [1]\n", ended.stderr
-
-
-def _works(*command: str) -> bool:
-    return subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
