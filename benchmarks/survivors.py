@@ -33,6 +33,8 @@ FIXED_S, ITERATIONS = 0.25, 1.2
 GROWTH_S = 0.3
 FIRST_S = 1800.0
 """What is compiled for the first time takes a minute of two idle cores."""
+UNDISTURBED_S = 7200.0
+"""200 kills take some 4,700 iterations; nothing is timed in the training that repeats them."""
 PAUSE_S = 0.3
 """Longer than an iteration, so that kills come at random moments."""
 SURVIVE, ANEW = "@everstep.main\ndef main(job: everstep.Context)", "def main(job: everstep.Context)"
@@ -178,7 +180,7 @@ def undisturbed_run(
     run = training(folder / f"{way.name}-{ranks}-calm", dataset, count, ranks, way._replace(spares=False))
     run.start()
     try:
-        return tensors(wait_until(lambda: _folders(run).get(iteration), f"iteration {iteration}", 3600.0, 0.2))
+        return tensors(wait_until(lambda: _folders(run).get(iteration), f"iteration {iteration}", UNDISTURBED_S, 0.2))
     finally:
         run.kill_all()
 

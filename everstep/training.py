@@ -74,7 +74,8 @@ def batches(
 def report(**values: float | int | str) -> None:
     """Add to this iteration's telemetry. Rank 0's values are the job's; average them first with `Context.mean`.
 
-    Raises RuntimeError before `init`.
+    In a loop of your own it may stand before or after `save`. After it, an iteration's values are sent when the next
+    one is saved: a fault in between loses them. Raises RuntimeError before `init`.
     """
     current("report").report(values)
 

@@ -60,4 +60,6 @@ def test_a_slow_node_is_replaced_and_the_training_goes_on_where_it_was(training:
     assert {member["node"] for member in first["members"]["worker"]} == {"worker-0-0", "worker-1-0", "worker-2-0"}
     assert {member["node"] for member in last["members"]["worker"]} == {"worker-0-0", "worker-1-1", "worker-2-0"}
     trained = {line["iteration"] for line in training.telemetry() if "loss" in line}
-    assert set(range(1, broken["iteration"] + 40)) - trained <= {broken["iteration"], broken["iteration"] + 1}
+    # The script reports after its save: a fault takes the report of the newest saved iteration along.
+    newest = broken["iteration"]
+    assert set(range(1, newest + 40)) - trained <= {newest - 1, newest, newest + 1}
