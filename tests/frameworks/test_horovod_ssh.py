@@ -41,7 +41,8 @@ export PATH=$EVERSTEP_SSH:$1:$PATH HOROVOD_GLOO_TIMEOUT_SECONDS=60
 exec horovodrun -np 2 --min-np 1 --max-np 4 --host-discovery-script $EVERSTEP_DISCOVERY_SCRIPT \\
     --network-interfaces {INTERFACE} --verbose python -u "$2" "$3" "$4"
 """
-MACHINE = 'mount --bind "$0" /etc/hosts && hostname "$1" && shift && exec "$@"'
+MACHINE = 'mount --bind "$0" /etc/hosts && mount -t tmpfs none /dev/shm && hostname "$1" && shift && exec "$@"'
+"""What a killed machine had in shared memory is lost with it."""
 TRAINER = {"replicas": 4, "minReplicas": 1, "completePolicy": "None"}
 """From one to four machines, as they come."""
 SPEC = {"frameworkType": "horovod", "replicaSpecs": {"launcher": {"replicas": 1}, "trainer": TRAINER}}

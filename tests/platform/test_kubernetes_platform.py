@@ -119,6 +119,33 @@ def test_machines_to_avoid_are_marked_for_everybody_only_where_that_is_wanted() 
     tell(story)
 
 
+def test_a_pod_at_which_no_scheduler_looks_is_told_once() -> None:
+    async def story(server: PodApi, url: str) -> None:
+        lines_said: list[str] = []
+        times, volcano = [0.0], {**TEMPLATE, "schedulerName": "volcano"}
+        async with (
+            KubeApi(Access(url, server.namespace), no_wait) as api,
+            KubernetesPlatform(api, JOB, OWNER, volcano, lambda: times[-1], say=lines_said.append) as kubernetes,
+        ):
+            await kubernetes.observe()
+            for number in range(3):
+                await kubernetes.create(request(f"worker-{number}-0"))
+            placed, refused = (pod_name(JOB, OWNER, f"worker-{number}-0") for number in range(2))
+            server.become(placed, conditions=[{"type": "PodScheduled", "status": "True"}])
+            server.become(refused, conditions=[{"type": "PodScheduled", "status": "False", "message": "no room"}])
+            while not lines_said:  # Until the watch has brought it.
+                await asyncio.sleep(0.01)
+            for seconds in (59.0, 60.0, 119.0, 200.0):
+                times.append(seconds)
+                await kubernetes.observe()
+        assert lines_said == [
+            "worker-1-0: no machine has room for its pod: no room",
+            "worker-2-0: the scheduler volcano has not looked at its pod for 60 s; does it run here?",
+        ]
+
+    tell(story)
+
+
 def test_extras_of_a_gang_are_held_back_until_its_minimum_has_machines() -> None:
     async def story(server: PodApi, url: str) -> None:
         extra, gang = pod_name(JOB, OWNER, "worker-1-0"), Scheduling(Gang.VOLCANO, minimum=1)

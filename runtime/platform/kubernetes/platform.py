@@ -25,6 +25,7 @@ from everstep.runtime.platform.kubernetes.pods import (
     GRACE_S,
     Owner,
     has_ended,
+    is_overlooked,
     node_of,
     pod_of,
     secret_of,
@@ -45,6 +46,9 @@ LeaveStart = Callable[[str, NodeStart], Awaitable[None]]
 """Leaves the pod of that name what to run. Raises OSError."""
 FORCE_AFTER_S = 2.0 * GRACE_S
 """A pod that is still there this long after it was told to end is on an unreachable host: it is forgotten."""
+
+OVERLOOKED_S = 60.0
+"""A scheduler that runs looks at a pod within seconds."""
 
 
 async def shared_token(api: KubeApi, job: str, owner: Owner, token_in_flags: str = "") -> str:
@@ -121,6 +125,8 @@ class KubernetesPlatform:
         self._news: asyncio.Queue[NodeEnd] = asyncio.Queue()
         self._ending: dict[str, float] = {}
         """By UID: when the pod was told to end."""
+        self._overlooked: dict[str, float] = {}
+        """By UID: since when no scheduler is known to have looked at the pod."""
         self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "KubernetesPlatform":
@@ -144,6 +150,7 @@ class KubernetesPlatform:
         first.cancel()
         if self._watching.done():
             self._watching.result()
+        self._tell_overlooked()
         return self._known.nodes()
 
     async def create(self, request: NodeRequest) -> Node:
@@ -249,6 +256,17 @@ class KubernetesPlatform:
         if why and why != self._reasons.get(uid):
             self._reasons[uid] = why
             self._say(f"{node_of(pod).name}: {why}")
+
+    def _tell_overlooked(self) -> None:
+        """Say, once for each pod, that no scheduler looks at it: no event ever would."""
+        now, pods = self._clock(), {pod["metadata"]["uid"]: pod for pod in self._known.pods() if is_overlooked(pod)}
+        self._overlooked = {uid: self._overlooked.get(uid, now) for uid in pods}
+        for uid, pod in pods.items():
+            if uid not in self._reasons and now >= self._overlooked[uid] + OVERLOOKED_S:
+                scheduler = pod["spec"].get("schedulerName", "default-scheduler")
+                why = f"the scheduler {scheduler} has not looked at its pod for {OVERLOOKED_S:.0f} s; does it run here?"
+                self._reasons[uid] = why
+                self._say(f"{node_of(pod).name}: {why}")
 
     async def _watch(self) -> None:
         """List, watch, list again. Ends only with a refusal that waiting cannot cure (KubeError)."""

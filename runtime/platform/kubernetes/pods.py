@@ -344,6 +344,13 @@ def waiting_reason(pod: Pod) -> str:
     return ""
 
 
+def is_overlooked(pod: Pod) -> bool:
+    """Whether no scheduler has placed or refused the pod yet. Each writes the condition PodScheduled, or a node's name
+    (Kubernetes: "Pod Lifecycle", "Configure Multiple Schedulers")."""
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return not pod["spec"].get("nodeName") and all(condition.get("type") != "PodScheduled" for condition in conditions)
+
+
 def gates_of(pod: Pod) -> list[str]:
     """What keeps the pod from being scheduled."""
     return [gate["name"] for gate in pod["spec"].get("schedulingGates") or ()]
