@@ -69,10 +69,11 @@ class GroupSockets:
         return self._cut.isdisjoint(_watched_sockets())
 
     def forget(self) -> None:
-        """The groups are gone."""
+        """The groups are gone, also one whose making was interrupted."""
         with self._lock:
             self._inodes.clear()
             self._cut.clear()
+            self._present = None
 
 
 def _sockets() -> dict[str, int]:

@@ -208,6 +208,7 @@ class _Rounds:
     def _release_round(self) -> None:
         """Release what the round has made, its groups last."""
         _reset_accelerate()
+        self.kept.end_round()
         gc.collect()
         self._has_objects = False
         leave()

@@ -3,8 +3,10 @@
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -148,7 +150,10 @@ def _export(flags: Export) -> int:
     path = Path(flags.target)
     if path.exists():
         raise BadInput(f"{flags.target}: something exists there already; give a new name")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"{flags.target}: {error.strerror}: {error.filename}") from None
     write = _safetensors if path.suffix == ".safetensors" else _hugging_face
     for entry in reversed(usable_entries):
         try:
@@ -202,8 +207,9 @@ def _gc(flags: CollectGarbage) -> int:
         debris = keys_to_delete(store, job, RetentionPolicy())
         sizes = {entry.key: entry.size for entry in store.list(checkpoints_prefix(job))}
         for key in (key for keys in debris.values() for key in keys):
-            removed_count, size = removed_count + 1, size + sizes[key]
-            print(f"{key}: {verb}, {sizes[key]} bytes of an incomplete checkpoint")
+            key_bytes = sizes.get(key, 0)  # Its job may have removed it meanwhile.
+            removed_count, size = removed_count + 1, size + key_bytes
+            print(f"{key}: {verb}, {key_bytes} bytes of an incomplete checkpoint")
         if not flags.dry_run:
             delete_checkpoints(store, debris)
     for entry in (entry for place in places for entry in store.sweep(place, flags.dry_run)):
@@ -245,16 +251,24 @@ def _hugging_face(store: "Store", entry: "StoredCheckpoint", path: Path) -> None
 
 
 def _write_aside(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write to a temporary file beside `path`, then rename it."""
+    """Write to a temporary file or directory beside `path`, then rename it. Raises BadInput: that is not possible."""
+    from safetensors import SafetensorError
+
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    write(temporary)
-    temporary.rename(path)
+    try:
+        write(temporary)
+        temporary.rename(path)
+    except BaseException as error:
+        shutil.rmtree(temporary) if temporary.is_dir() else temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError | SafetensorError):
+            raise BadInput(f"{path}: cannot be written: {error}") from None
+        raise
 
 
 def _stored_below(uri: str) -> "tuple[Store, list[StoredCheckpoint]]":
     """The store, and what it has below the URI. Raises BadInput if that contains no checkpoint."""
     from everstep.runtime.checkpoint.stored.verify import list_checkpoints
-    from everstep.runtime.store import open_store
+    from everstep.runtime.store import InvalidKey, open_store
 
     uri = uri.rstrip("/")
     above, jobs, rest = uri.rpartition("/jobs/")
@@ -262,6 +276,7 @@ def _stored_below(uri: str) -> "tuple[Store, list[StoredCheckpoint]]":
     places = [(uri, "jobs/"), *([(above, f"jobs/{rest}/")] if jobs else []), (folder or ".", f"{name}/")]
     for place, prefix in places:  # The last case: a checkpoint that somebody copied out of a store.
         store = open_store(place, read_only=True)
-        if entries := list_checkpoints(store, prefix):
-            return store, entries
+        with suppress(InvalidKey):
+            if entries := list_checkpoints(store, prefix):
+                return store, entries
     raise BadInput(f"{uri}: no checkpoint there; give STORE, STORE/jobs/JOB or STORE/jobs/JOB/checkpoints/NAME")

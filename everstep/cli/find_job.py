@@ -1,12 +1,12 @@
 """Finds the job that a verb's RUN[/STEP] names, in the run's folder or on a cluster, and reads its journal."""
 
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from everstep.cli.run_views import read_workflow
 from everstep.errors import BadInput
 
 IN_STORE = re.compile(r"(?P<store>.+)/(?P<kind>runs|jobs)/(?P<name>[^/]+)/?")
@@ -55,9 +55,12 @@ def find_on_cluster(namespace: str, name: str) -> ClusterJob:
 
 
 def store_of(workflow: Mapping[str, Any]) -> str:
-    """URI of the run's store."""
-    parameters = workflow["spec"]["arguments"]["parameters"]
-    return next(entry["value"] for entry in parameters if entry["name"] == "store")
+    """URI of the run's store. Raises BadInput: its workflow names none, as one that gives it to a step itself."""
+    for entry in (workflow["spec"].get("arguments") or {}).get("parameters") or ():
+        if entry["name"] == "store" and entry.get("value"):
+            return entry["value"]
+    why = "its workflow has no parameter `store`; `everstep status` and `report` take STORE/jobs/JOB, too"
+    raise BadInput(f"{workflow['metadata'].get('name', 'the run')}: {why}")
 
 
 def _step_hint(steps: Iterable[str]) -> str:
@@ -112,15 +115,14 @@ def find(runs: Path, name: str) -> FoundJob:
 
 def run_end(folder: Path) -> str:
     """When the run of that folder ended, as its workflow says; "": it goes on, or has been killed."""
-    workflow = json.loads((folder / "workflow.json").read_text())
-    return workflow.get("status", {}).get("finishedAt") or ""
+    return (read_workflow(folder).get("status") or {}).get("finishedAt") or ""
 
 
 def locate(folder: Path, name: str) -> tuple[str, str]:
     """(URI of the store, name of the job)."""
     step = name.partition("/")[2]
     try:
-        workflow = json.loads((folder / "workflow.json").read_text())
+        workflow = read_workflow(folder)
     except (FileNotFoundError, NotADirectoryError):
         raise BadInput(f"{folder}: no such run; `ls {folder.parent}` shows them") from None
     jobs = sorted(path.stem for path in (folder / "jobs").glob("*.token"))

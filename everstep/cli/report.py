@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _read(flags: Report) -> "Run":
-    """Raises BadInput, StoreError; StopIteration and KeyError if the workflow names no store."""
+    """Raises BadInput, StoreError."""
     from everstep.runtime.report import read_job, read_run
     from everstep.runtime.store import open_store
 
@@ -64,8 +64,6 @@ def run(flags: Report) -> int:
 
     try:
         history, now = _read(flags), time.time()
-    except (StopIteration, KeyError):
-        raise BadInput(f"{flags.run}: its workflow has no parameter `store`, so it has no report") from None
     except StoreError as error:
         raise BadInput(f"{flags.run}: {error}") from None
     if flags.output == "html":

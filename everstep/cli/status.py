@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from everstep.cli.find_job import IN_STORE, find, find_on_cluster, read_started, run_end, store_of
 from everstep.errors import BadInput
 from everstep.flags import Flag, add_action
+from everstep.runtime.display.terminal import as_text_lines
 
 CLEAR = "\x1b[2J\x1b[H"
 WATCH_EVERY_S = 2.0
@@ -134,7 +135,7 @@ def text(status: dict[str, Any]) -> str:
     lines += ["", *_table(["NODE", "HOST", "IP", "PHASE", "RANKS"], nodes)]
     if status["error"]:
         lines += ["", status["error"].rstrip()]
-    return "\n".join(lines)
+    return as_text_lines("\n".join(lines))
 
 
 def _mend(pod: dict[str, str], namespace: str) -> str:

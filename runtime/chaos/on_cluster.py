@@ -175,11 +175,11 @@ class ClusterInjector:
         """The machine takes no new pods; a taint evicts those that are there, otherwise the pod is deleted."""
         name, pod = await self._pods.victim(fault)
         machine = pod["spec"]["nodeName"]
-        before = (await self._api.get("nodes", machine)).get("spec") or {}
         cordon, moment = fault.kind is Kind.CORDON, time.time()
+        if cordon:
+            await self._cordon(machine)
         try:
             if cordon:
-                await self._api.patch("nodes", machine, {"spec": {"unschedulable": True}})
                 await self._delete([pod], _grace_s(pod))
             else:
                 await self._set_taint(machine, present=True)
@@ -187,11 +187,29 @@ class ClusterInjector:
             await asyncio.sleep(fault.seconds)
         finally:
             if cordon:
-                back = {"spec": {"unschedulable": before.get("unschedulable")}}
-                await self._api.retry(lambda: self._api.patch("nodes", machine, back))
+                await self._uncordon(machine)
             else:
                 await self._set_taint(machine, present=False)
         return FiredFault(fault.kind, name, moment, f"machine {machine} for {fault.seconds:g} s; its pod had to go")
+
+    async def _cordon(self, machine: str) -> None:
+        """Raises NotPossibleError: it is cordoned, perhaps by a fault that will end first. KubeError."""
+        while True:
+            node = await self._api.retry(lambda: self._api.get("nodes", machine))
+            if node["spec"].get("unschedulable"):
+                mend = f"once nobody needs that, `kubectl uncordon {machine}`"
+                raise NotPossibleError(f"machine {machine} is cordoned already; {mend}")
+            mark = {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}}
+            try:
+                return await self._api.patch("nodes", machine, {**mark, "spec": {"unschedulable": True}})
+            except BaseException as error:
+                if not isinstance(error, KubeError) or error.status != HTTPStatus.CONFLICT:
+                    await self._uncordon(machine)  # It may have been done although nobody heard of it.
+                    raise
+
+    async def _uncordon(self, machine: str) -> None:
+        back = {"spec": {"unschedulable": None}}
+        await self._api.retry(lambda: self._api.patch("nodes", machine, back))
 
     async def _set_taint(self, machine: str, *, present: bool) -> None:
         """Leave alone the taints of others, also those that come meanwhile. Raises KubeError."""

@@ -12,3 +12,8 @@ _CONTROL = re.compile(
 def as_text(text: str) -> str:
     r"""One line for a terminal: `\x1b[2J` where there was an escape."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def as_text_lines(text: str) -> str:
+    """The same for several lines."""
+    return "\n".join(map(as_text, text.split("\n")))

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from everstep.runtime.display.terminal import as_text_lines
 from everstep.runtime.report import facts, flow
 from everstep.runtime.report.job_view import FaultView, JobView, view
 from everstep.runtime.report.page import format_seconds, what_next
@@ -105,7 +106,7 @@ def markdown(summary: dict[str, Any]) -> str:
             lines += ["", *_table(["fault", "reason", "decision", "cost"], rows)]
             lines += [line for fault in job["faults"][-MOST_PARAGRAPHS:] for line in ("", _cell(fault["cause"]))]
     lines += ["", *(f"Note: {note}" for note in summary["notes"])]
-    return "\n".join(lines).rstrip() + "\n"
+    return as_text_lines("\n".join(lines).rstrip()) + "\n"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:

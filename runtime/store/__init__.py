@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING
 from everstep.runtime.store.cache import Cache, download
 from everstep.runtime.store.directory import DirectoryStore
 from everstep.runtime.store.pace import Pace
-from everstep.runtime.store.protocol import Entry, NoSuchKey, Store, StoreError, TooLarge, TooShort, Unavailable
+from everstep.runtime.store.protocol import (
+    Entry,
+    InvalidKey,
+    NoSuchKey,
+    Store,
+    StoreError,
+    TooLarge,
+    TooShort,
+    Unavailable,
+)
 
 if TYPE_CHECKING:
     from everstep.runtime.store.s3 import S3Objects
@@ -21,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DirectoryStore",
     "Entry",
+    "InvalidKey",
     "NoSuchKey",
     "Store",
     "StoreError",

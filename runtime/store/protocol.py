@@ -24,6 +24,10 @@ class TooShort(StoreError):  # noqa: N818
     """The object ends before the requested bytes."""
 
 
+class InvalidKey(StoreError, ValueError):  # noqa: N818
+    """No object can have that key."""
+
+
 class NoSuchKey(KeyError):  # noqa: N818 (a name that reads well in `except`)
     """No object has that key."""
 
@@ -38,7 +42,7 @@ class Entry(NamedTuple):
 
 
 class Store(Protocol):
-    """Keys are relative, '/'-separated, of letters, digits and `._-`. Every call checks them (ValueError)."""
+    """Keys are relative, '/'-separated, of letters, digits and `._-`. Every call checks them (InvalidKey)."""
 
     uri: str
     """Reopens the store through `open_store`."""
@@ -74,12 +78,12 @@ class Store(Protocol):
 
 
 def check_key(key: str) -> None:
-    """Raises ValueError for an invalid key. The check is strict because keys become paths."""
+    """Raises InvalidKey. The check is strict because keys become paths."""
     if not _KEY.fullmatch(key) or any(part in (".", "..") for part in key.split("/")):
-        raise ValueError(f"not a key: {key!r}; parts of letters, digits and ._- joined by /")
+        raise InvalidKey(f"not a key: {key!r}; parts of letters, digits and ._- joined by /")
 
 
 def check_prefix(prefix: str) -> None:
-    """Raises ValueError for a prefix that no key can start with. The empty prefix is valid."""
+    """Raises InvalidKey for a prefix that no key can start with. The empty prefix is valid."""
     if prefix:
         check_key(prefix.removesuffix("/"))

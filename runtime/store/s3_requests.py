@@ -23,7 +23,7 @@ from urllib.parse import SplitResult
 from minio import Minio
 from minio.credentials.credentials import Credentials
 from minio.error import MinioException, S3Error
-from minio.helpers import BaseURL
+from minio.helpers import BaseURL, check_bucket_name
 from minio.signer import sign_v4_s3
 from minio.time import to_amz_date
 from urllib3 import PoolManager, Retry, Timeout
@@ -94,7 +94,12 @@ class Requests:
 
     def __init__(self, settings: Settings, pause: Callable[[float], None] = time.sleep) -> None:
         self._settings, self._pause = settings, pause
-        self._place = BaseURL(settings.endpoint, settings.region)
+        try:
+            check_bucket_name(settings.bucket, s3_check=True)
+            self._place = BaseURL(settings.endpoint, settings.region)
+        except ValueError as error:
+            region = f"region {settings.region}"
+            raise StoreError(f"{settings.uri}: {settings.endpoint}, {region}: {str(error).rstrip('.')}") from None
         try:
             self._trust = ssl.create_default_context(cafile=settings.ca_file) if settings.secure else None
         except OSError as error:
@@ -152,6 +157,7 @@ class Requests:
             except ssl.SSLCertVerificationError as error:
                 self._raise_distrusted(error)
             except (OSError, http.client.HTTPException) as error:
+                self._close_idle()
                 if attempt == ATTEMPTS:
                     self._raise_unreachable(error)
                 self._wait(pauses, "")
@@ -291,6 +297,12 @@ class Requests:
             connection.close()
             raise
         self._idle.append(connection)
+
+    def _close_idle(self) -> None:
+        """One connection has failed: the server may have closed the others, too, which would cost an attempt each."""
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
 
     def _wait(self, pauses: Iterator[float], retry_after: str) -> None:
         """Wait before the next attempt. `retry_after` is the server's Retry-After."""

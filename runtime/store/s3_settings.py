@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from everstep.runtime.store.protocol import StoreError, check_key
+from everstep.runtime.store.protocol import InvalidKey, StoreError, check_key
 
 ENDPOINTS = ("MINIO_ENDPOINT", "AWS_ENDPOINT_URL")
 ACCESS_KEY, SECRET_KEY, TOKEN = "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
@@ -56,17 +56,23 @@ def settings_of(uri: str, environment: Mapping[str, str]) -> Settings:
     try:
         if prefix:
             check_key(prefix)
-    except ValueError as error:
+    except InvalidKey as error:
         raise StoreError(f"{uri}: {error}") from None
     name, endpoint = _first_set(environment, ENDPOINTS)
     if not endpoint:
         raise StoreError(f"{uri}: {' or '.join(ENDPOINTS)} is not set; set it, such as http://minio:9000")
-    place = urlsplit(endpoint)
+    try:
+        place = urlsplit(endpoint)
+    except ValueError as error:
+        raise StoreError(f"{uri}: {name} {endpoint}: {error}") from None
     if place.scheme not in ("http", "https") or not place.hostname or place.path.strip("/") or place.username:
         raise StoreError(f"{uri}: {name} must be http://HOST:PORT or https://HOST:PORT and nothing more")
     missing = [name for name in (ACCESS_KEY, SECRET_KEY) if not environment.get(name)]
     if missing:
         raise StoreError(f"{uri}: {' and '.join(missing)} not set; set the credentials of {endpoint}")
+    for name in (ACCESS_KEY, SECRET_KEY, TOKEN):  # They go into headers, whose errors would show them.
+        if re.search(r"[^!-~]", environment.get(name, "")):
+            raise StoreError(f"{uri}: {name} has a space, a line break or no ASCII character in it; set it without")
     return Settings(
         bucket=bucket,
         prefix=prefix + "/" if prefix else "",

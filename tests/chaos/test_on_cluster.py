@@ -58,7 +58,7 @@ def pod(name: str, labels: dict[str, str], owner: str = "j", **annotations: str)
 
 def inject(folder: Path, fault: Fault, server: PodApi, *, by_blade: bool = False, store: str = "") -> FiredFault:
     """Two nodes of the job j-train, its step's pod, the pod of another step, and that of another run's train step."""
-    server.nodes["m1"] = {"metadata": {"name": "m1", "resourceVersion": "1"}, "spec": {}}
+    server.nodes.setdefault("m1", {"metadata": {"name": "m1", "resourceVersion": "1"}, "spec": {}})
     for name in ("worker-0-0", "worker-1-0"):
         server.pods[name] = pod(name, {JOB: digest("j-train"), NODE: name})
     step = {"everstep/step": "train"}
@@ -116,6 +116,31 @@ def test_a_cordoned_machine_is_as_before_in_the_end(tmp_path: Path) -> None:
     assert fired.node == "worker-0-0"
     assert "worker-0-0" not in server.pods
     assert not server.nodes["m1"]["spec"].get("unschedulable")
+
+
+def test_a_machine_that_is_cordoned_already_is_left_alone(tmp_path: Path) -> None:
+    server = PodApi()
+    server.nodes["m1"] = {"metadata": {"resourceVersion": "7"}, "spec": {"unschedulable": True}}
+    with pytest.raises(NotPossibleError, match=r"machine m1 is cordoned already; .*`kubectl uncordon m1`"):
+        inject(tmp_path, Fault(Kind.CORDON, "worker-0-0", seconds=0.01), server)
+    assert "worker-0-0" in server.pods
+    assert server.nodes["m1"]["spec"] == {"unschedulable": True}
+
+
+class CordonedMeanwhile(PodApi):
+    """Somebody else cordons the machine just before the fault does."""
+
+    async def _node(self, request: web.Request) -> web.Response:
+        if request.method == "PATCH" and not self.nodes["m1"]["spec"].get("unschedulable"):
+            self.nodes["m1"] = {"metadata": {"resourceVersion": "8"}, "spec": {"unschedulable": True}}
+        return await super()._node(request)
+
+
+def test_of_two_who_cordon_a_machine_at_once_the_second_leaves_it_alone(tmp_path: Path) -> None:
+    server = CordonedMeanwhile()
+    with pytest.raises(NotPossibleError, match="cordoned already"):
+        inject(tmp_path, Fault(Kind.CORDON, "worker-0-0", seconds=0.01), server)
+    assert server.nodes["m1"]["spec"] == {"unschedulable": True}
 
 
 class TaintedByOthers(PodApi):

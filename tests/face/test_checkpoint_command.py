@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from everstep.cli.main import main
@@ -88,6 +89,46 @@ def test_what_is_not_there_is_one_line_and_exit_code_2(words: tuple[str, ...], c
     error = run_command(capsys, *words, code=2)[1]
     assert error.startswith(f"everstep checkpoint {words[0]}: no/such: no checkpoint there")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [("ls", "."), ("ls", "my dir"), ("verify", ".."), ("drop", "no+such")])
+def test_a_name_that_no_key_can_have_is_one_line_and_exit_code_2(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    error = run_command(capsys, *words, code=2)[1]
+    assert error.startswith(f"everstep checkpoint {words[0]}: {words[1]}: no checkpoint there")
+    assert error.count("\n") == 1
+
+
+def test_a_job_that_no_key_can_name_has_no_garbage(job: Path, capsys: Any) -> None:
+    error = run_command(capsys, "gc", f"{job.parents[1]}/jobs/a b", code=2)[1]
+    assert error == "everstep checkpoint gc: not a key: 'jobs/a b'; parts of letters, digits and ._- joined by /\n"
+
+
+@pytest.mark.parametrize("target", ["file/model.safetensors", "file/directory"])
+def test_a_target_that_cannot_be_is_one_line_and_exit_code_2(
+    target: str, job: Path, tmp_path: Path, capsys: Any
+) -> None:
+    (tmp_path / "file").touch()
+    error = run_command(capsys, "export", str(job), str(tmp_path / target), code=2)[1]
+    assert error.startswith(f"everstep checkpoint export: {tmp_path / target}: ")
+    assert error.count("\n") == 1
+
+
+def test_an_export_that_finds_no_room_leaves_nothing(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def write_half(_: Any, path: Path, *__: Any) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.torch.save_file", write_half)
+    target = tmp_path / "out/model.safetensors"
+    error = run_command(capsys, "export", str(job), str(target), code=2)[1]
+    assert "model.safetensors: cannot be written: Error while serializing: I/O error: No space left" in error
+    assert error.count("\n") == 1
+    assert not list(target.parent.iterdir())
 
 
 def test_a_state_that_is_no_llama_is_refused_as_a_directory(job: Path, tmp_path: Path, capsys: Any) -> None:

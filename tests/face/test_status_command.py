@@ -2,10 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from everstep.cli.main import main
+from everstep.cli.status import read
 from everstep.ended_nodes import end_nodes_of
 from everstep.runtime.journal import journal, snapshots
 from everstep.runtime.store import open_store
@@ -69,6 +71,39 @@ def test_an_unknown_run_or_step_is_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert error.startswith("everstep status: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("change", [{"spec": {}}, {"spec": {"arguments": {"parameters": [{"name": "nodes"}]}}}])
+def test_a_run_whose_workflow_names_no_store_is_one_line_and_exit_code_2(
+    runs: Path, change: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = runs / "r1" / "workflow.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert main(["status", "r1", "--runs", str(runs)]) == 2
+    error = capsys.readouterr().err
+    assert "its workflow has no parameter `store`" in error
+    assert error.count("\n") == 1
+    path.write_text("{")
+    assert main(["status", "r1", "--runs", str(runs)]) == 2
+    assert "workflow.json: not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["status", "report"])
+def test_a_job_that_no_key_can_name_is_one_line_and_exit_code_2(
+    runs: Path, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, f"{runs.parent}/store/jobs/a b"]) == 2
+    error = capsys.readouterr().err
+    assert "not a key: " in error
+    assert error.count("\n") == 1
+
+
+def test_what_a_worker_wrote_moves_no_cursor(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = read(runs, "r1")
+    monkeypatch.setattr("everstep.cli.status.read", lambda *_: {**status, "error": "line\n\x1b[2J\x1b]0;mine\x07"})
+    assert status_of(runs, capsys).endswith("\nline\n\\x1b[2J\\x1b]0;mine\\x07\n")
 
 
 def test_a_job_that_ended_with_its_run_says_so(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

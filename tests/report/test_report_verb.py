@@ -39,6 +39,18 @@ def test_for_people_it_is_markdown_whose_cells_break_no_table(runs: Path, capsys
     assert "<" not in "".join(tables)
 
 
+def test_what_a_step_wrote_moves_no_cursor(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = runs / "llama-finetune-x7k2" / "workflow.json"
+    workflow = json.loads(path.read_text())
+    for node in workflow["status"]["nodes"].values():
+        node["message"] = "\x1b[2J\x1b]0;mine\x07"
+    path.write_text(json.dumps(workflow))
+    assert main(["report", "llama-finetune-x7k2", "--runs", str(runs)]) == 0
+    text = capsys.readouterr().out
+    assert "\x1b" not in text
+    assert "\\x1b[2J\\x1b]0;mine\\x07" in text
+
+
 def test_the_page_can_be_printed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "llama-finetune-x7k2", "-o", "html", "--runs", str(runs)]) == 0
     assert capsys.readouterr().out.startswith("<!")

@@ -2,10 +2,12 @@
 
 import tracemalloc
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from everstep.runtime.store import NoSuchKey, Store, StoreError, Unavailable, open_store
+from everstep.runtime.store.s3_requests import ATTEMPTS
 from tests.minio import MinIO
 from tests.store.wire import Trouble, Wire, once, through
 
@@ -47,6 +49,17 @@ def test_an_upload_in_parts_that_meets_trouble_is_one_whole_object(
     store.put("large", data)
     assert wire.suffered[trouble] == 1
     assert store.get("large") == data
+
+
+def test_many_idle_connections_that_the_server_has_closed_cost_one_attempt(store: Store, wire: Wire) -> None:
+    store.put("key", b"1")
+    wire.delay_s = 0.3
+    with ThreadPoolExecutor(2 * ATTEMPTS) as readers:
+        assert set(readers.map(store.get, ["key"] * 2 * ATTEMPTS)) == {b"1"}
+    assert len(wire.connections) > ATTEMPTS
+    wire.cut_all()
+    store.put("key", b"2")
+    assert store.get("key") == b"2"
 
 
 @pytest.mark.parametrize("trouble", PASSING)

@@ -60,6 +60,8 @@ class Wire:
         self.deaf_to: frozenset[str] = frozenset()
         """Headers, in lower case, that are not passed on: a store that ignores them."""
         self.real = real.removeprefix("http://")
+        self.connections: list[socket.socket] = []
+        """All that clients have made."""
         self._lock = threading.Lock()
         self.server = _Server(("127.0.0.1", 0), self._handler())
         self.endpoint = f"http://127.0.0.1:{self.server.server_address[1]}"
@@ -73,6 +75,12 @@ class Wire:
         time.sleep(self.delay_s)
         return trouble_chosen
 
+    def cut_all(self) -> None:
+        """Close the connections, as a server does with those that are idle for long."""
+        for connection in self.connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
     def _handler(self) -> type[BaseHTTPRequestHandler]:
         return type("Handler", (_Handler,), {"wire": self})
 
@@ -80,6 +88,11 @@ class Wire:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wire: Wire
+
+    def setup(self) -> None:
+        """Called for each connection."""
+        super().setup()
+        self.wire.connections.append(self.connection)
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -1,6 +1,7 @@
 """What waits for a peer that does not come raises when the groups' sockets are cut; other sockets are left alone."""
 
 import random
+import socket
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,31 @@ def test_a_wait_for_a_peer_ends_when_the_sockets_are_cut(tmp_path: Path, forks: 
     codes = [forks.wait(number) for number in process_numbers]
     assert codes == [0, 0], [(tmp_path / f"{rank}.err").read_text() for rank in range(2)]
     assert done_path.read_text() == f"{raised} own"
+
+
+def test_a_scripts_own_connections_are_not_cut_after_the_making_of_a_group_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    look, looks = group_sockets._sockets, list[int]()
+
+    def interrupted_look() -> dict[str, int]:
+        looks.append(1)
+        if len(looks) == 2:  # As by the signal that ends a round, when the group's own error is on its way up.
+            raise KeyboardInterrupt
+        return look()
+
+    sockets = group_sockets.GroupSockets()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(group_sockets, "_sockets", interrupted_look)
+        with sockets.watching():
+            pass
+    sockets.forget()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
+        theirs, _ = server.accept()
+        sockets.cut()
+        with theirs:
+            ours.sendall(b"x")
+            assert theirs.recv(1) == b"x"
 
 
 def test_communicators_are_aborted_all_at_a_time_as_one_may_wait_for_the_others_kernels(

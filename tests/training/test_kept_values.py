@@ -1,14 +1,19 @@
 """What a worker keeps from round to round."""
 
+import gc
 import random
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 
 from everstep.kept_values import KeptValues
 from everstep.runtime.agent.ports import free_port
+from everstep.seeding import seed_cpu_generators
 from tests.forks import Forks
 
 
@@ -59,6 +64,98 @@ def test_old_and_new_processes_draw_the_same_numbers_after_keep() -> None:
     torch.manual_seed(0)
     new.keep(build, 2)
     assert torch.equal(here, torch.rand(3))
+
+
+def test_old_and_new_processes_draw_the_same_numbers_after_a_builder_that_draws_from_any_generator() -> None:
+    def build_drawing() -> list[float]:
+        return [random.random(), float(np.random.rand()), float(torch.rand(1))]
+
+    def enter(kept_values: KeptValues) -> list[float]:
+        seed_cpu_generators(5)
+        return [*kept_values.keep(build_drawing), *build_drawing()]
+
+    old = KeptValues()
+    first = enter(old)
+    old.begin_round(restores=True)
+    assert enter(old) == first == enter(KeptValues())
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.5)
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["same", "built again"])
+@pytest.mark.parametrize(
+    "keep_optimizer",
+    [
+        lambda kept, model: kept.keep(optimizer_of, model),
+        lambda kept, model: kept.keep(torch.optim.SGD, model.parameters(), lr=0.5),
+        lambda kept, model: kept.keep(lambda: optimizer_of(model)),
+        lambda kept, model: kept.keep(lambda: [optimizer_of(model)])[0],
+    ],
+    ids=["of a model", "of parameters", "of a closure", "in a list"],
+)
+def test_a_kept_optimizer_trains_the_model_of_this_round(
+    changed: bool, keep_optimizer: Callable[[KeptValues, torch.nn.Module], torch.optim.SGD]
+) -> None:
+    kept_values = KeptValues()
+    first = keep_optimizer(kept_values, kept_values.keep(build, 2))
+    kept_values.begin_round(restores=True)
+    model = kept_values.keep(build, 3 if changed else 2)
+    optimizer = keep_optimizer(kept_values, model)
+    assert [id(parameter) for parameter in optimizer.param_groups[0]["params"]] == list(map(id, model.parameters()))
+    assert (optimizer is first) is not changed
+
+
+def test_a_kept_optimizer_of_a_model_that_is_not_kept_is_built_again() -> None:
+    kept_values = KeptValues()
+    for round_ in range(3):
+        kept_values.begin_round(restores=round_ > 0)
+        model = build(2)
+        optimizer = kept_values.keep(torch.optim.SGD, model.parameters())
+        assert optimizer.param_groups[0]["params"][0] is model.weight
+
+
+def test_what_is_kept_of_a_model_that_is_built_again_is_built_again() -> None:
+    kept_values = KeptValues()
+    for size in (2, 3, 3):
+        kept_values.begin_round(restores=True)
+        model = kept_values.keep(build, size)
+        assert kept_values.keep(torch.nn.Sequential, model)[0] is model
+        assert kept_values.keep(lambda: [model])[0] is model  # noqa: B023
+
+
+def test_what_is_built_again_is_freed_before() -> None:
+    kept_values, alive = KeptValues(), list[int]()
+
+    class Large(torch.nn.Linear):
+        count = 0
+
+        def __init__(self, size: int) -> None:
+            alive.append(Large.count)
+            Large.count += 1
+            super().__init__(size, size)
+
+        def __del__(self) -> None:
+            Large.count -= 1
+
+    kept_values.keep(Large, 2)
+    kept_values.begin_round(restores=True)
+    kept_values.keep(Large, 3)
+    assert alive == [0, 0]
+
+
+def test_what_a_round_has_sharded_is_dropped_at_its_end() -> None:
+    kept_values = KeptValues()
+    model = kept_values.keep(build, 2)
+    model.weight.device_mesh = "a mesh"  # pyright: ignore[reportAttributeAccessIssue]
+    optimizer = kept_values.keep(torch.optim.SGD, [torch.nn.Parameter(torch.ones(1))])
+    other = kept_values.keep(build, 2)
+    references = [weakref.ref(model), weakref.ref(optimizer), weakref.ref(other)]
+    del model, optimizer, other
+    kept_values.end_round()
+    gc.collect()
+    assert [reference() is None for reference in references] == [True, True, False]
 
 
 def test_what_a_round_has_sharded_in_place_is_built_again() -> None:

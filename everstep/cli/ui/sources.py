@@ -123,10 +123,9 @@ class LocalRuns:
         entry = self._entry(folder)
         try:
             store = open_store(store_of(run_views.read_workflow(folder)), read_only=True)
-        except (StopIteration, KeyError, StoreError) as error:
+        except (BadInput, StoreError) as error:
             workflow = run_views.read_workflow(folder)
-            note = str(error) if isinstance(error, StoreError) else "Its workflow has no parameter `store`: no jobs."
-            return OpenedRun(Run(name, phase=entry.phase, workflow=workflow, notes=(note,)), None, entry)
+            return OpenedRun(Run(name, phase=entry.phase, workflow=workflow, notes=(str(error),)), None, entry)
         try:
             run = read_run(store, name, folder=folder)
         except StoreError as error:
@@ -204,9 +203,7 @@ class ClusterRuns:
         try:
             store = open_store(store_of(workflow), read_only=True)
             run = read_run(store, name, facts=WorkflowFacts(uid=workflow["metadata"]["uid"], phase=entry.phase))
-        except (StopIteration, KeyError):
-            return OpenedRun(plain, None, entry)
-        except StoreError as error:
+        except (BadInput, StoreError) as error:
             return OpenedRun(replace(plain, notes=(str(error),)), None, entry)
         notes = tuple(note for note in run.notes if "run folder" not in note)
         return OpenedRun(replace(run, workflow=workflow, notes=notes), store, entry)
