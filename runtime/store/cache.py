@@ -123,23 +123,35 @@ def download(store: Store, key: str, size: int, path: Path) -> None:
 
 
 def _remove_unused(entry: Path) -> bool:
-    """False if a living process uses the copy or is making it."""
+    """False if a living process uses the copy or is making it. A draft or shards that a
+    living step makes here are locked themselves and stay; those of an ended one go, as it can make them again."""
     with suppress(BlockingIOError), hold_lock(entry / _LOCK, _OPEN_LOCK, wait_s=0, mode=0o600):
-        for folder in entry.iterdir():
-            if folder.is_dir() and not folder.name.startswith("~draft-"):
+        for folder in filter(Path.is_dir, entry.iterdir()):
+            with suppress(BlockingIOError, FileNotFoundError), hold_lock(folder, wait_s=0):
                 shutil.rmtree(folder)
         return True
     return False
 
 
 def _last_used_time(entry: Path) -> float:
-    """Unix time. For a copy that was made here and never opened: the time when it was made."""
+    """Unix time. For a copy that was made here and never opened: the time when it was made. For the shards that an
+    interrupted step left: the time of the last one, as the step's next try soon takes them up."""
     lock = entry / _LOCK
-    return (lock if lock.exists() else entry).stat().st_mtime
+    times = [(lock if lock.exists() else entry).stat().st_mtime]
+    for shards in entry.glob("~shards-*"):
+        with suppress(FileNotFoundError):
+            times.append(shards.stat().st_mtime)
+    return max(times)
 
 
 def _folder_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Files may come and go meanwhile."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.path.getsize(Path(place, name))
+    return total
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import requests
@@ -61,24 +62,26 @@ class ArgoServer:
             token=environment.get("ARGO_TOKEN", "").strip() or None,
             session=_Session(self.where),
         )
-        self.namespace = namespace or self._service.get_info().managed_namespace or "default"
+        with _explain_no_json(self.where):
+            self.namespace = namespace or self._service.get_info().managed_namespace or "default"
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """See Route."""
         request = models.WorkflowCreateRequest(workflow=models.Workflow.model_validate(manifest))
         try:
-            workflow_created = self._service.create_workflow(request, namespace=self.namespace)
+            with _explain_no_json(self.where):
+                workflow_created = self._service.create_workflow(request, namespace=self.namespace)
         except ValidationError:  # It was made; a newer server says more of it than Hera's models know.
             return self.get(manifest["metadata"]["name"])
         return json.loads(workflow_created.model_dump_json(by_alias=True, exclude_none=True))
 
     def get(self, name: str) -> dict[str, Any]:
         """See Route. What Hera's models do not know would be lost in them: the answer as it is."""
-        return self._request(f"api/v1/workflows/{self.namespace}/{name}", {}, stream=False).json()
+        return self._get_json(f"api/v1/workflows/{self.namespace}/{name}")
 
     def workflows(self) -> list[dict[str, Any]]:
         """See Route."""
-        return self._request(f"api/v1/workflows/{self.namespace}", {}, stream=False).json().get("items") or []
+        return self._get_json(f"api/v1/workflows/{self.namespace}").get("items") or []
 
     def end(self, name: str, verb: Literal["stop", "terminate"]) -> None:
         """See Route."""
@@ -122,6 +125,10 @@ class ArgoServer:
         body = {"name": name, "namespace": self.namespace}
         self._request(f"api/v1/workflows/{self.namespace}/{name}/{verb}", {}, stream=False, body=body)
 
+    def _get_json(self, path: str) -> dict[str, Any]:
+        with _explain_no_json(self.where):
+            return self._request(path, {}, stream=False).json()
+
     def _request(
         self, path: str, query: Mapping[str, Any], stream: bool, body: Mapping[str, Any] | None = None
     ) -> requests.Response:
@@ -153,7 +160,7 @@ class ArgoServer:
                             return
                         raise ApiError(trouble_for_status(status), f"{self.where}: {problem.get('message') or status}")
                     yield event.get("result") or {}
-            except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError, requests.Timeout):
+            except (requests.RequestException, json.JSONDecodeError):  # A line may be cut, too.
                 return
 
 
@@ -170,6 +177,9 @@ class _Session(requests.Session):
         options.setdefault("timeout", (CONNECT_S, ANSWER_S))
         try:
             response = super().request(*args, **options)
+            if response.status_code >= 400:
+                with response:
+                    raise ApiError(*_explain(self._where, response))
         except requests.exceptions.SSLError as error:
             raise ApiError(
                 Trouble.OTHER,
@@ -190,10 +200,25 @@ class _Session(requests.Session):
             before = "Connection refused" in why or "resolve" in why or "Name or service" in why
             trouble = Trouble.UNREACHABLE if before else Trouble.LOST
             raise ApiError(trouble, _unreachable_text(self._where, why)) from None
-        if response.status_code >= 400:
-            with response:
-                raise ApiError(*_explain(self._where, response))
+        except (requests.exceptions.ChunkedEncodingError, requests.exceptions.ContentDecodingError) as error:
+            raise ApiError(Trouble.LOST, f"{self._where}: its answer broke off ({_innermost_reason(error)})") from None
+        except requests.exceptions.InvalidHeader:  # Its text has the token in it.
+            raise ApiError(Trouble.OTHER, "ARGO_TOKEN cannot be sent: is there a line break in it?") from None
+        except requests.RequestException as error:
+            raise ApiError(Trouble.OTHER, f"{self._where}: {error}; is ARGO_SERVER right?") from None
         return response
+
+
+@contextmanager
+def _explain_no_json(where: str) -> Iterator[None]:
+    """Turn an answer that is no JSON into an ApiError: it broke off, or it is a page of whatever is there instead."""
+    try:
+        yield
+    except requests.exceptions.JSONDecodeError as error:
+        if error.doc.lstrip().startswith("{"):
+            raise ApiError(Trouble.LOST, f"{where}: its answer broke off") from None
+        text = f"{where}: no Argo Server's API there (its answer is no JSON); see ARGO_SERVER and ARGO_BASE_HREF"
+        raise ApiError(Trouble.OTHER, text) from None
 
 
 def _unreachable_text(where: str, why: str) -> str:

@@ -79,7 +79,7 @@ class Follower:
         self._route = route
         self._name = workflow["metadata"]["name"]
         self._view = View(workflow, rows=rows(workflow))
-        self._news: queue.SimpleQueue[dict[str, Any] | ApiError | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[dict[str, Any] | Exception] = queue.SimpleQueue()
         self._over = threading.Event()
         self._threads = [threading.Thread(target=self._read_updates, daemon=True)]
         if tails:
@@ -94,15 +94,16 @@ class Follower:
         self._over.set()
 
     def follow(self, show: Callable[[View], None]) -> dict[str, Any]:
-        """Show what is new, and every now and then the time; returns the Workflow that has ended. Raises ApiError."""
+        """Show what is new, and every now and then the time; returns the Workflow that has ended. Raises ApiError,
+        and whatever else ended the thread that reads."""
         began = time.monotonic()
         while True:
             try:
                 news = self._news.get(timeout=REDRAW_S)
             except queue.Empty:
                 news = None
-            if isinstance(news, ApiError):
-                if not news.trouble.is_passing:
+            if isinstance(news, Exception):
+                if not isinstance(news, ApiError) or not news.trouble.is_passing:
                     raise news
                 self._view.note = f"the run continues, but cannot be watched: {news}"
             elif news:
@@ -119,7 +120,7 @@ class Follower:
                 self._news.put(news)
                 if self._over.is_set():
                     return
-        except ApiError as error:
+        except Exception as error:  # noqa: BLE001 - `follow` raises it: nobody else hears of the end of this thread
             self._news.put(error)
 
     def _read_tails(self) -> None:

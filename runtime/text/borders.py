@@ -11,6 +11,7 @@ import zipfile
 from dataclasses import dataclass
 from io import RawIOBase
 
+from everstep.runtime.store import Unavailable
 from everstep.runtime.text import source
 from everstep.runtime.text.errors import TextError
 from everstep.runtime.text.files import Kind, kind_of
@@ -46,7 +47,8 @@ class Extent:
 
 
 def extents(name: str) -> list[Extent]:
-    """The extents of the file, in order. Raises TextError if the file is unreadable, cut off or damaged."""
+    """The extents of the file, in order. Raises TextError if the file is unreadable, cut off or damaged;
+    Unavailable, as another try may help."""
     kind = kind_of(name)
     try:
         with source.open_bytes(name) as file:
@@ -55,6 +57,8 @@ def extents(name: str) -> list[Extent]:
             if kind is Kind.ZIP:
                 return _zip_members(file, name)
             return [Extent(name, kind, *_size_and_borders(file, name, kind))]
+    except Unavailable:
+        raise
     except OSError as error:
         raise TextError(f"{name}: cannot be read ({error.strerror or error})") from None
 
@@ -95,7 +99,7 @@ def _tar_members(file: RawIOBase, name: str) -> list[Extent]:
 
 def _zip_members(file: RawIOBase, name: str) -> list[Extent]:
     try:
-        with zipfile.ZipFile(file) as archive:
+        with source.open_zip(file) as archive:
             members = [member for member in archive.infolist() if not member.is_dir()]
     except zipfile.BadZipFile as error:
         raise TextError(f"{name}: not a zip file ({error}); pack it again") from None

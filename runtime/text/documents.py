@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from everstep.runtime.store import Unavailable
 from everstep.runtime.text import source
 from everstep.runtime.text.borders import Extent
 from everstep.runtime.text.errors import TextError
@@ -92,7 +93,7 @@ class DocumentReader:
     def read(self, part: Piece) -> Iterator[Texts]:
         """Yield the documents of that piece, in order.
 
-        Raises TextError with file, line and column for a bad document, and for damaged data.
+        Raises TextError with file, line and column for a bad document, and for damaged data; Unavailable.
         """
         how = {Kind.PARQUET: self._read_rows, Kind.TEXT: self._read_whole}.get(part.kind, self._read_lines)
         yield from how(part)
@@ -192,6 +193,8 @@ class DocumentReader:
                         texts = self._decode_row(part, before + row, document if columns else everything)
                         if texts is not None:
                             yield texts
+        except Unavailable:
+            raise
         except (pyarrow.ArrowException, OSError) as error:
             why = str(error).splitlines()[0]
             raise TextError(f"{part.name}: damaged after row {before + row} ({why}); fetch it again") from None
@@ -260,7 +263,7 @@ def _open_range(
     """Open bytes [start, end) of an extent, decompressed. `watch` receives the window through which they are read."""
     file: Any = stack.enter_context(source.open_bytes(part.path))
     if part.path.endswith(Kind.ZIP.value):
-        return stack.enter_context(stack.enter_context(zipfile.ZipFile(file)).open(part.member))
+        return stack.enter_context(stack.enter_context(source.open_zip(file)).open(part.member))
     raw = _Window(file, part.base + start, part.base + end)
     if watch:
         watch(raw)

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from everstep.runtime.store import StoreError
+from everstep.runtime.store import StoreError, Unavailable
 from everstep.runtime.text import source
 from everstep.runtime.text.errors import TextError
 
@@ -46,7 +46,7 @@ def find_files(paths: str, flag: str) -> list[str]:
 
     In the order given, without duplicates; files of one pattern or folder in natural order. Local files have absolute
     paths. Raises TextError for a part that matches nothing and for a file of an unknown kind; `flag` is the option's
-    name in the error.
+    name in the error. Raises Unavailable.
     """
     files: list[str] = []
     parts = [paths] if os.path.exists(paths) else [part.strip() for part in paths.split(",")]
@@ -67,6 +67,8 @@ def _match_pattern(part: str, flag: str) -> list[str]:
     if colon and scheme == "s3":
         try:
             files = source.list_objects(part, KINDS)
+        except Unavailable:
+            raise
         except StoreError as error:
             raise TextError(f"{flag} {error}") from None
     elif colon and scheme != "file":

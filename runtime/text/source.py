@@ -3,11 +3,12 @@
 import fnmatch
 import io
 import re
+import zipfile
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from everstep.runtime.store import Entry, NoSuchKey, StoreError, open_objects
+from everstep.runtime.store import Entry, NoSuchKey, StoreError, Unavailable, open_objects
 
 if TYPE_CHECKING:
     from everstep.runtime.store.s3 import S3Objects
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 S3_SCHEME = "s3://"
 _SMALLEST, _LARGEST = 64 << 10, 4 << 20
 """Minimum and maximum bytes of one request. The size doubles from request to request while reading is sequential."""
+
+
+class MissingObjectError(StoreError, FileNotFoundError):
+    """There is no such object, or none any more."""
 
 
 class FileVersion(NamedTuple):
@@ -26,22 +31,32 @@ class FileVersion(NamedTuple):
 
 
 def file_version(name: str) -> FileVersion:
-    """Raises OSError if the file does not exist."""
+    """Raises FileNotFoundError, StoreError."""
     if name.startswith(S3_SCHEME):
         entry = _find_object(name)
         if entry is None:
-            raise StoreError(f"{name}: no such object")
+            raise MissingObjectError(f"{name}: no such object")
         return FileVersion(entry.size, entry.modified)
     stat = Path(name).stat()
     return FileVersion(stat.st_size, stat.st_mtime)
 
 
 def open_bytes(name: str) -> io.RawIOBase:
-    """Open the file for random access. Raises OSError if it does not exist."""
+    """Open the file for random access. Raises FileNotFoundError, StoreError."""
     if not name.startswith(S3_SCHEME):
         return io.FileIO(name)
     bucket, key = _split_uri(name)
     return _ObjectFile(name, _open_bucket(bucket), key, file_version(name).size)
+
+
+def open_zip(file: Any) -> zipfile.ZipFile:
+    """Raises BadZipFile; Unavailable, which zipfile alone would take for a damaged file."""
+    try:
+        return zipfile.ZipFile(file)
+    except zipfile.BadZipFile as error:
+        if isinstance(error.__context__, Unavailable):
+            raise error.__context__ from None
+        raise
 
 
 def list_objects(pattern: str, endings: tuple[str, ...]) -> list[str]:
@@ -140,7 +155,7 @@ class _ObjectFile(io.RawIOBase):
         try:
             self._buffer = self._objects.get(self._key, self._at, self._request_bytes)
         except NoSuchKey:
-            raise StoreError(f"{self._name}: was removed while it was read") from None
+            raise MissingObjectError(f"{self._name}: was removed while it was read") from None
         self._buffer_start = self._at
         if not self._buffer:
             raise StoreError(f"{self._name}: became shorter while it was read")

@@ -4,13 +4,15 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.store import NoSuchKey, StoreError, open_store
-from everstep.steps.entry import StepError
+from everstep.steps.entry import StepError, disk_error_code
 
 if TYPE_CHECKING:
     import torch
     from transformers.models.llama import LlamaForCausalLM
 
+    from everstep.runtime.checkpoint.errors import RestoreError
     from everstep.runtime.checkpoint.stored.manifest import Commit
 
 
@@ -56,12 +58,12 @@ def read_manifest(uri: str) -> "Commit":
     try:
         return read_commit(open_store(uri, read_only=True), "")
     except RestoreError as error:
-        raise StepError(f"--checkpoint {uri}: {error}") from None
+        raise StepError(f"--checkpoint {uri}: {error}", _exit_code(error)) from None
     except NoSuchKey:
         mend = "give the URI that everstep.steps.train printed"
         raise StepError(f"--checkpoint {uri}: no committed checkpoint there (no manifest.json); {mend}") from None
     except StoreError as error:
-        raise StepError(f"--checkpoint {error}") from None
+        raise StepError(f"--checkpoint {error}", disk_error_code(error)) from None
 
 
 def read(uri: str) -> TrainedModel:
@@ -75,8 +77,15 @@ def read(uri: str) -> TrainedModel:
     except ApartError as error:
         raise NotALlamaError(f"--checkpoint {uri}: {error}") from None
     except RestoreError as error:
-        raise StepError(f"--checkpoint {uri}: {error}") from None
+        raise StepError(f"--checkpoint {uri}: {error}", _exit_code(error)) from None
     return trained_of(state, iteration, uri)
+
+
+def _exit_code(error: "RestoreError") -> ExitCode:
+    """A checkpoint that the store does not return now may be whole: another try may read it."""
+    from everstep.runtime.protocol.holdings import Flaw
+
+    return ExitCode.TRY_AGAIN if error.flaw is Flaw.UNREACHABLE else ExitCode.BAD_INPUT
 
 
 def trained_of(state: dict[str, Any], iteration: int, uri: str) -> TrainedModel:

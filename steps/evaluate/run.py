@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.data.errors import DatasetError
 from everstep.runtime.data.results import in_words
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.store import StoreError
 from everstep.runtime.store.code import script_name
 from everstep.steps.entry import Result, StepError, artifact, disk_error_code
@@ -66,7 +67,9 @@ def _measure(config: Config) -> Result:
     try:
         data = open_dataset(config.validation)
     except DatasetError as error:
-        raise StepError(f"--validation {error}") from None
+        cause = error.__cause__  # The store's own error, if that was the reason.
+        code = disk_error_code(cause) if isinstance(cause, OSError) else ExitCode.BAD_INPUT
+        raise StepError(f"--validation {error}", code) from None
     except StoreError as error:
         raise StepError(f"--validation {error}", disk_error_code(error)) from None
     key = f"models/{_digest(config, data)}"

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from everstep.runtime.data import CACHED_DTYPE, token_dtype, write_cached_index, write_index
+from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.store import absolute_uri, is_s3_uri
 from everstep.runtime.text import DocumentReader
+from everstep.steps.entry import StepError
 from everstep.steps.preprocess.assemble import NOTHING_DROPPED, Source, assemble
 from everstep.steps.preprocess.cleaning import DUPLICATE, Cleaning, mend
 from everstep.steps.preprocess.config import Config
@@ -25,7 +27,6 @@ from everstep.steps.preprocess.parts import Samples
 from everstep.steps.preprocess.session import SUBMITTED
 from everstep.steps.preprocess.shard import Job
 from everstep.steps.preprocess.vocabulary import SAMPLE_BYTES, Vocabulary, load, train
-from everstep.steps.preprocess.workspace import shelf
 
 Outputs = Mapping[tuple[str, str], Path]
 """Prefixes of the datasets, by split and key."""
@@ -70,13 +71,11 @@ def cleaning_of(config: Config) -> Cleaning:
     return Cleaning(config.ftfy, config.min_length, config.max_length, config.validation_share, config.deduplicate)
 
 
-def build(
-    config: Config, source: Input, words: Vocabulary, folder: Path, elsewhere: str, outputs: Outputs, title: str
-) -> BuildResult:
-    """Make the datasets. Shards go into `folder`, or to `elsewhere` if that is not empty. Raises StepError."""
+def build(config: Config, source: Input, words: Vocabulary, place: str, outputs: Outputs, title: str) -> BuildResult:
+    """Make the datasets from shards at `place` (see `workspace.shelf`). Raises StepError."""
     dtype = token_dtype(words.size) if config.dataset_impl == "mmap" else CACHED_DTYPE
     rules = cleaning_of(config)
-    with shelf(folder, elsewhere) as place, ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool:
         proving = pool.submit(recipe, config, source, words, place)  # while Spark starts
 
         def job() -> Job:
@@ -128,8 +127,12 @@ def _assemble(
         ]
         try:
             lengths = assemble(prefix, dtype, place, sources, write)
+        except FileNotFoundError as error:
+            what = f"{error.filename or error} (another run of the same work has removed it)"
+            raise StepError(f"{what}; run the step again", ExitCode.TRY_AGAIN) from None
         except OSError as error:
-            error.filename = error.filename or str(prefix)  # so that the error names a full disk
+            if error.errno:  # so that the error names a full disk; a store's error names its place
+                error.filename = error.filename or str(prefix)
             raise
         parts = [source.part for source in sources]
         counts[split, key] = {

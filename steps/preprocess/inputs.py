@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from everstep.runtime import text
 from everstep.runtime.store import absolute_uri, open_store
-from everstep.steps.entry import StepError
+from everstep.steps.entry import StepError, disk_error_code
 from everstep.steps.preprocess.plan import shards
 
 MANIFEST, SPLITS = "corpus.json", ("train", "validation")
@@ -81,7 +81,7 @@ def from_files(paths: str, split: str, documents: int) -> Input:
     try:
         facts = [(name, *text.file_version(name)) for name in names]
     except OSError as error:
-        raise StepError(str(error)) from None
+        raise StepError(str(error), disk_error_code(error)) from None
     return Input({split: _extents(names)}, documents, hashlib.sha256(json.dumps(facts).encode()).hexdigest())
 
 

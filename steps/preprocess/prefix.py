@@ -15,7 +15,7 @@ from everstep.steps.preprocess.config import PAGE, Config
 from everstep.steps.preprocess.destination import OutputPlace, output_place
 from everstep.steps.preprocess.page import UNSPLIT
 from everstep.steps.preprocess.shard import VALIDATION
-from everstep.steps.preprocess.workspace import workspace
+from everstep.steps.preprocess.workspace import empty_shelf, shelf, workspace
 
 VERSION = 2
 """Version of PREFIX_preprocess.json."""
@@ -50,7 +50,9 @@ def run(config: Config) -> Result:
     record = _find_earlier(config, place, name, names, settings)
     if record is None:
         record, seconds = _make(config, source, place, name, names, settings)
-        _write_record(place, name, record)
+    else:
+        # Of a command that ended between its record and its last removal.
+        empty_shelf(remote_shelf(config, place.uri, _digest(place, settings)))
     counts = [count for split in ("keys", VALIDATION) for count in record[split].values()]
     tokens = sum(count["tokens"] for count in counts)
     size = sum(count["bytes"] for count in counts)
@@ -120,17 +122,23 @@ def _find_earlier(
     )
 
 
+def _digest(place: OutputPlace, settings: dict[str, Any]) -> str:
+    """It names the work: 16 hexadecimal digits."""
+    return hashlib.sha256(json.dumps([place.uri, settings]).encode()).hexdigest()[:16]
+
+
 def _make(
     config: Config, source: inputs.Input, place: OutputPlace, name: str, names: Names, settings: dict[str, Any]
 ) -> tuple[dict[str, Any], float]:
     """The record of the output, and the seconds from the first byte read to the last written."""
-    digest = hashlib.sha256(json.dumps([place.uri, settings]).encode()).hexdigest()[:16]
-    with workspace(place.workspace(f"{name}-{digest}")) as folder:
+    digest = _digest(place, settings)
+    with (
+        workspace(place.workspace(f"{name}-{digest}")) as folder,
+        shelf(folder, remote_shelf(config, place.uri, digest)) as shelf_uri,
+    ):
         words = vocabulary_of(config, source)
         outputs = {split_and_key: folder / output for split_and_key, output in names.items()}
-        result_built = build(
-            config, source, words, folder, remote_shelf(config, place.uri, digest), outputs, config.output_prefix
-        )
+        result_built = build(config, source, words, shelf_uri, outputs, config.output_prefix)
         began = time.monotonic()
         _write_record(place, name, {"version": VERSION, "settings": settings})
         for suffix in ("bin", "idx"):  # without its .idx nobody reads a .bin
@@ -140,9 +148,11 @@ def _make(
         if not config.tokenizer_type and not vocabulary.tokenizer_files(config):
             place.write(f"{name}_tokenizer.json", words.json)
         place.write(f"{name}_preprocess.html", result_built.page.encode())
-    counts = {
-        split: {key: count for (own_split, key), count in result_built.counts.items() if own_split == split}
-        for split in (SPLIT_NAME, VALIDATION)
-    }
-    record = {"keys": counts[SPLIT_NAME], VALIDATION: counts[VALIDATION]}
-    return {"version": VERSION, **result_built.facts, **record, "settings": settings}, seconds
+        counts = {
+            split: {key: count for (own_split, key), count in result_built.counts.items() if own_split == split}
+            for split in (SPLIT_NAME, VALIDATION)
+        }
+        splits = {"keys": counts[SPLIT_NAME], VALIDATION: counts[VALIDATION]}
+        record = {"version": VERSION, **result_built.facts, **splits, "settings": settings}
+        _write_record(place, name, record)
+    return record, seconds

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from everstep.runtime.data import data_folder
-from everstep.runtime.store import local_copy_path, open_store
+from everstep.runtime.store import is_s3_uri, local_copy_path, open_store
 from everstep.steps.entry import Result, StepError, artifact
 from everstep.steps.preprocess import inputs
 from everstep.steps.preprocess.config import CLEANING, PAGE, Config
@@ -40,6 +40,7 @@ def run(config: Config) -> Result:
         speed = f"  {(meta['train']['bytes'] + meta['validation']['bytes']) / 1e6 / seconds:.1f} MB/s"
     else:
         print(f"dataset {digest} is in the store already", file=sys.stderr)
+        _remove_left_shards(config, key)
     tokens = meta["train"]["tokens"] + meta["validation"]["tokens"]
     uri = data_folder.data_uri(config.store, key)
     rate = {"tokens_per_s": round(tokens / seconds)} if seconds else {}
@@ -64,22 +65,33 @@ def _digest(config: Config, corpus: inputs.Corpus) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def _remove_left_shards(config: Config, key: str) -> None:
+    """Of a step that ended between the commit and its last removal."""
+    if is_s3_uri(config.store):
+        from everstep.steps.preprocess.build import remote_shelf
+        from everstep.steps.preprocess.workspace import empty_shelf
+
+        empty_shelf(remote_shelf(config, config.store, key))
+
+
 def _make(config: Config, corpus: inputs.Corpus, key: str) -> tuple[dict[str, Any], float]:
     """The dataset and the seconds that Spark's job took."""
     from everstep.steps.preprocess.build import build, remote_shelf, vocabulary_of
-    from everstep.steps.preprocess.workspace import workspace
+    from everstep.steps.preprocess.workspace import shelf, workspace
 
     source = corpus.read()
     words = vocabulary_of(config, source)
     place = local_copy_path(data_folder.data_uri(config.store, key))
     shards = place.with_name(f"~shards-{place.name}")
     (text,) = config.keys
-    with workspace(shards) as work, data_folder.draft(config.store, key, MANIFEST) as draft:
+    with (
+        workspace(shards) as work,
+        shelf(work, remote_shelf(config, config.store, key)) as shelf_uri,
+        data_folder.draft(config.store, key, MANIFEST) as draft,
+    ):
         (draft.folder / TOKENIZER).write_bytes(words.json)
         outputs = {(split, text): draft.folder / split for split in inputs.SPLITS}
-        result_built = build(
-            config, source, words, work, remote_shelf(config, config.store, key), outputs, f"dataset {place.name}"
-        )
+        result_built = build(config, source, words, shelf_uri, outputs, f"dataset {place.name}")
         (draft.folder / PAGE).write_text(result_built.page)
         splits = {split: {"prefix": split, **result_built.counts[split, text]} for split in inputs.SPLITS}
         meta = {"version": 1, **result_built.facts, **splits, "tokenizer": TOKENIZER, "corpus": corpus.name}

@@ -8,7 +8,7 @@ are written on the task's machine and uploaded when they are complete.
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -144,7 +144,8 @@ def _commit_key(shard: Shard) -> str:
 
 
 def _read_committed(store: Store, job: Job, shard: Shard) -> ShardResult | None:
-    """What an attempt has committed, unless its files were lost since (the machine may have gone down)."""
+    """What an attempt has committed, unless its files were lost since: the machine may have gone down, another
+    driver of the same work may have removed them."""
     try:
         shard_result = msgspec.json.decode(store.get(_commit_key(shard)), type=ShardResult)
     except NoSuchKey:
@@ -152,21 +153,28 @@ def _read_committed(store: Store, job: Job, shard: Shard) -> ShardResult | None:
     except msgspec.DecodeError:
         whole = False
     else:
-        whole = is_s3_uri(job.uri) or all(
-            _has_files(Path(job.uri), split_files, job) for split_files in shard_result.splits
-        )
+        sizes = _file_sizes(store, job, shard, shard_result)
+        whole = all(_has_files(sizes, split_files, job) for split_files in shard_result.splits)
     if whole:
         return shard_result
     store.delete(_commit_key(shard))
     return None
 
 
-def _has_files(folder: Path, split_files: SplitFiles, job: Job) -> bool:
-    sizes = [(split_files.digests, split_files.documents * HASH_BYTES)] if split_files.digests else []
+def _file_sizes(store: Store, job: Job, shard: Shard, shard_result: ShardResult) -> Mapping[str, int]:
+    """The files of that result that exist."""
+    if is_s3_uri(job.uri):
+        return {entry.key: entry.size for entry in store.list(f"{shard_key(shard)}.")}
+    paths = [Path(job.uri, name) for split_files in shard_result.splits for name in split_files.files()]
+    return {path.name: path.stat().st_size for path in paths if path.is_file()}
+
+
+def _has_files(sizes: Mapping[str, int], split_files: SplitFiles, job: Job) -> bool:
+    expected = [(split_files.digests, split_files.documents * HASH_BYTES)] if split_files.digests else []
     for part in split_files.parts:
-        sizes += [(part.tokens_file, part.tokens * np.dtype(job.dtype).itemsize)]
-        sizes += [(part.lengths_file, split_files.documents * 4)]
-    return all((folder / name).is_file() and (folder / name).stat().st_size == size for name, size in sizes)
+        expected += [(part.tokens_file, part.tokens * np.dtype(job.dtype).itemsize)]
+        expected += [(part.lengths_file, split_files.documents * 4)]
+    return all(sizes.get(name) == size for name, size in expected)
 
 
 def _commit(store: Store, job: Job, shard: Shard, folder: Path, shard_result: ShardResult) -> ShardResult:

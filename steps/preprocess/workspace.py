@@ -18,7 +18,7 @@ from pathlib import Path
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.store import Store, is_s3_uri, open_store
 from everstep.runtime.system.file_lock import open_locked
-from everstep.steps.entry import StepError
+from everstep.steps.entry import StepError, disk_error_code
 
 COUNTS = struct.Struct("<QQQQ")
 """Documents, tokens, bytes of text and stored bytes read so far: the content of a task's `.progress`."""
@@ -62,7 +62,8 @@ def _lock_folder(folder: Path) -> tuple[Path, int]:
 def shelf(folder: Path, elsewhere: str) -> Iterator[str]:
     """The URI under which tasks put their shards: `folder`, or `elsewhere` (s3://) if that is not empty.
 
-    `elsewhere` is emptied at the end, unless the work was only interrupted.
+    `elsewhere` is emptied at the end, unless the work was only interrupted. So the block must last until the output is
+    complete.
     """
     if not elsewhere:
         yield str(folder)
@@ -71,18 +72,23 @@ def shelf(folder: Path, elsewhere: str) -> Iterator[str]:
         yield elsewhere
     except (OSError, StepError) as error:
         if not _is_interruption(error):
-            _delete_all(elsewhere)
+            empty_shelf(elsewhere)
         raise
     else:
-        _delete_all(elsewhere)
+        empty_shelf(elsewhere)
 
 
 def _is_interruption(error: OSError | StepError) -> bool:
-    return isinstance(error, StepError) and error.code == ExitCode.TRY_AGAIN
+    code = error.code if isinstance(error, StepError) else disk_error_code(error)
+    return code == ExitCode.TRY_AGAIN
 
 
-def _delete_all(uri: str) -> None:
-    store = open_shelf(uri)
+def empty_shelf(elsewhere: str) -> None:
+    """Remove all shards there; nothing to do if that is empty. Another run of the same work that uses them has to try
+    again."""
+    if not elsewhere:
+        return
+    store = open_store(elsewhere, read_only=True)  # Without a probe: there may never have been shards.
     for entry in list(store.list("")):
         store.delete(entry.key)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from everstep.runtime.data import IndexedWriter
-from everstep.runtime.store import open_store
+from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.store import DirectoryStore, Unavailable, open_store
 from everstep.steps.entry import StepError
 from everstep.steps.evaluate import Config
 from everstep.steps.evaluate.run import run
@@ -120,6 +121,21 @@ def test_a_damaged_checkpoint_is_refused(setting: Setting) -> None:
     with pytest.raises(StepError, match="damaged"):
         run(setting.config)
     assert not list(setting.folder.glob("store/models/*"))
+
+
+@pytest.mark.parametrize("call", ["get", "list", "read_into"])
+def test_a_store_that_does_not_answer_for_a_while_may_do_so_at_the_next_try(
+    setting: Setting, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Of the dataset, of the checkpoint's folder, of a shard."""
+
+    def no_answer(*_: object, **__: object) -> None:
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(DirectoryStore, call, no_answer)
+    with pytest.raises(StepError, match="no answer") as error:
+        run(setting.config)
+    assert error.value.code == ExitCode.TRY_AGAIN
 
 
 @pytest.mark.parametrize(

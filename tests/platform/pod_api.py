@@ -37,6 +37,8 @@ class PodApi:
         """(method, path below the namespace), watches as WATCH."""
         self.refuse: list[tuple[int, str]] = []
         """The next requests that are no watch are answered so: (status, message); 0: done, but the answer is lost."""
+        self.on_patch: Callable[[str], object] = lambda _: None
+        """What a controller does at once with the pod of that name when it was patched."""
         self.kubelet = True
         """Whether pods that are told to end do."""
         self.bodies: list[Object] = []
@@ -82,6 +84,11 @@ class PodApi:
     def become(self, name: str, **status: Any) -> None:
         """A pod's new status."""
         self._tell("MODIFIED", {**self.pods[name], "status": status})
+
+    def change(self, name: str, **spec: Any) -> None:
+        """Some fields of a pod's spec are others now."""
+        pod = self.pods[name]
+        self._tell("MODIFIED", {**pod, "spec": {**pod["spec"], **spec}})
 
     def remove(self, name: str) -> None:
         """A pod is deleted at once, by whomever."""
@@ -177,11 +184,14 @@ class PodApi:
                 pod_stored["data"] = {key: base64.b64encode(text[key].encode()).decode() for key in text}
             there[name] = pod_stored
             self._changed.set()
+        self._lose_answer(request)
+        return web.json_response(there[name], status=201)
+
+    def _lose_answer(self, request: web.Request) -> None:
         if self.refuse and not self.refuse[0][0]:
             self.refuse.pop(0)
             assert request.transport
             request.transport.abort()
-        return web.json_response(there[name], status=201)
 
     async def _one(self, request: web.Request) -> web.StreamResponse:
         if refusal := self._refusal(request):
@@ -202,11 +212,17 @@ class PodApi:
             if body.get("metadata", {}).get("resourceVersion", version) != version:
                 return _no(409, "the object has been modified; please apply your changes to the latest version")
             if there is self.pods:
-                self._tell("MODIFIED", _merge_patch(pod, body))
+                changed = _merge_patch(pod, body)
+                if added := _gates(changed) - _gates(pod):
+                    reason = f"only deletion is allowed, but found new scheduling gate '{min(added)}'"
+                    return _no(422, f'Pod "{name}" is invalid: spec.schedulingGates: Forbidden: {reason}')
+                self._tell("MODIFIED", changed)
+                self.on_patch(name)
             else:
                 self._version += 1
                 change = {**body, "metadata": {**body.get("metadata", {}), "resourceVersion": str(self._version)}}
                 there[name] = _merge_patch(pod, change)
+            self._lose_answer(request)
             return web.json_response(there[name])
         if body["preconditions"]["uid"] != pod["metadata"]["uid"]:
             return _no(409, "the UID in the precondition does not match")
@@ -226,6 +242,9 @@ class PodApi:
             change = await request.json()
             if self.refuse:
                 return _no(*self.refuse.pop(0))
+            version = str(self.nodes[name].get("metadata", {}).get("resourceVersion", ""))
+            if change.get("metadata", {}).get("resourceVersion", version) != version:
+                return _no(409, "the object has been modified")
             self.nodes[name]["spec"] |= change["spec"]
         return web.json_response(self.nodes[name])
 
@@ -301,6 +320,10 @@ def _merge_patch(before: Object, change: Object) -> Object:
         else:
             merged[key] = value
     return merged
+
+
+def _gates(pod: Object) -> set[str]:
+    return {gate["name"] for gate in pod["spec"].get("schedulingGates") or ()}
 
 
 def _line(event: Object) -> bytes:

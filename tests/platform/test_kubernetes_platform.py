@@ -164,6 +164,34 @@ def test_extras_of_a_gang_are_held_back_until_its_minimum_has_machines() -> None
     tell(story)
 
 
+@pytest.mark.parametrize("lost_answers", [0, 1])
+def test_kueue_may_admit_extras_while_the_master_still_opens_gates(lost_answers: int) -> None:
+    """Its gate, once it has taken it away, cannot be put back."""
+
+    async def story(server: PodApi, url: str) -> None:
+        gang, names = Scheduling(Gang.KUEUE, "research", minimum=1), [f"worker-{number}-0" for number in range(1, 4)]
+        extras = [pod_name(JOB, OWNER, name) for name in names]
+        lines_said: list[str] = []
+        async with (
+            KubeApi(Access(url, server.namespace), no_wait) as api,
+            KubernetesPlatform(api, JOB, OWNER, TEMPLATE, rules=PodRules(gang), say=lines_said.append) as kubernetes,
+        ):
+            await kubernetes.create(request())
+            for name in names:
+                await kubernetes.create(request(name, extra=True))
+            server.on_patch = lambda name: server.change(name, schedulingGates=[])
+            server.refuse = [(0, "")] * lost_answers
+            server.change(POD, nodeName="host-1")
+            await server.until(lambda: not any(server.pods[extra]["spec"]["schedulingGates"] for extra in extras))
+            server.become(POD, conditions=[{"type": "PodScheduled", "status": "False", "message": "no room"}])
+            while not lines_said:  # Until the watch has brought this, after what became of the extras.
+                await kubernetes.observe()
+                await asyncio.sleep(0.01)
+        assert sum(method == "PATCH" for method, _ in server.asked) == len(extras) + lost_answers
+
+    tell(story)
+
+
 def test_a_pod_ends_by_itself_when_the_workflow_has_to() -> None:
     async def story(server: PodApi, url: str) -> None:
         for left_s, expected in ((9000.0, range(8000, 9001)), (-5.0, range(1, 2))):

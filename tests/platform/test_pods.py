@@ -252,7 +252,7 @@ def test_extras_do_not_take_the_room_of_their_own_gang(kind: Gang) -> None:
     members[0]["spec"]["nodeName"] = "host-1"
     assert extras_to_admit([*members, extra], gang) == []
     members[1]["spec"]["nodeName"] = "host-1"
-    assert extras_to_admit([*members, extra], gang) == [extra["metadata"]["name"]]
+    assert extras_to_admit([*members, extra], gang) == [extra]
     del extra["spec"]["schedulingGates"]
     assert extras_to_admit([*members, extra], gang) == []
 

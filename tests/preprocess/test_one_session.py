@@ -5,17 +5,21 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from everstep.runtime.data import IndexedDataset
-from everstep.runtime.store import open_store
+from everstep.runtime.data import IndexedDataset, data_folder
+from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.store import Store, Unavailable, open_store
 from everstep.steps.corpus import Config as CorpusConfig
 from everstep.steps.corpus import archive
 from everstep.steps.corpus.run import run as make_corpus
-from everstep.steps.entry import StepError
-from everstep.steps.preprocess import Config, destination, session
+from everstep.steps.entry import StepError, disk_error_line
+from everstep.steps.preprocess import Config, build, destination, session, workspace
+from everstep.steps.preprocess.assemble import assemble
 from everstep.steps.preprocess.cleaning import digest_of
 from everstep.steps.preprocess.run import run
 from everstep.steps.preprocess.vocabulary import train
@@ -158,3 +162,109 @@ def test_a_command_that_ends_while_files_get_their_names_is_taken_up(
         run(config(tmp_path, inputs, **files, ftfy=True))
     result = run(config(tmp_path, inputs, **files))
     assert result.facts["documents"] == len(IndexedDataset(tmp_path / "out/result_text_document")) == len(TEXTS)
+
+
+@pytest.fixture
+def clustered(s3: MinIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A store for output and shards, as of a step whose tasks run on a cluster."""
+    monkeypatch.setenv("EVERSTEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(session.SUBMITTED, "0")
+    return open_store(s3.new_prefix())
+
+
+def done_shards(store: Store) -> list[str]:
+    return [entry.key for entry in store.list("") if entry.key.endswith(".done")]
+
+
+def no_answer(*_: object) -> None:
+    raise Unavailable("no answer")
+
+
+@pytest.fixture(scope="module")
+def corpus(inputs: Path) -> str:
+    settings = CorpusConfig(source=str(inputs / "a.jsonl"), validation_share=0.1, store=str(inputs / "corpora"))
+    return make_corpus(settings).outputs["uri"]
+
+
+@pytest.mark.parametrize("is_clustered", [True, False])
+def test_an_outage_while_the_dataset_is_uploaded_loses_no_shard(
+    inputs: Path,
+    corpus: str,
+    tmp_path: Path,
+    clustered: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+    is_clustered: bool,
+) -> None:
+    if not is_clustered:
+        monkeypatch.delenv(session.SUBMITTED)
+    settings = config(tmp_path, inputs, input=corpus, store=clustered.uri)
+    with monkeypatch.context() as patch:
+        patch.setattr(data_folder.Draft, "commit", no_answer)
+        with pytest.raises(Unavailable):
+            run(settings)
+    in_cache = [path.name for path in (tmp_path / "cache").rglob("*.done")]
+    assert bool(in_cache) != is_clustered
+    shard_count = len(done_shards(clustered) + in_cache)
+    assert shard_count == 2  # One of each split.
+    capfd.readouterr()
+    uri = run(settings).outputs["uri"]
+    assert f"{shard_count} of {shard_count} tasks were already done" in capfd.readouterr().err
+    assert [entry.key.split("/")[0] for entry in clustered.list("")] == ["datasets"] * 7
+    if is_clustered:  # A step that ends in the middle of the removal leaves some.
+        clustered.put(f"shards/datasets/{uri.rpartition('/')[2]}/a.done", b"")
+        run(settings)
+        assert not done_shards(clustered)
+
+
+def test_a_command_that_ends_before_its_last_record_keeps_its_shards(
+    inputs: Path, tmp_path: Path, clustered: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"input": str(inputs / "a.jsonl"), "output_prefix": f"{clustered.uri}/out/result"}
+    settings = config(tmp_path, inputs, **files, tasks=3)
+    write = destination._Objects.write
+
+    def interrupt_write(self: destination._Objects, name: str, data: bytes) -> None:
+        if b'"keys"' in data:
+            raise KeyboardInterrupt
+        write(self, name, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(destination._Objects, "write", interrupt_write)
+        with pytest.raises(KeyboardInterrupt):
+            run(settings)
+    shards = done_shards(clustered)
+    assert len(shards) == 3
+    assert run(settings).facts["documents"] == len(TEXTS)
+    assert not done_shards(clustered)
+    clustered.put(shards[0], b"")
+    run(settings)
+    assert not done_shards(clustered)
+
+
+def test_shards_that_another_run_of_the_same_work_removes_cost_a_try(
+    inputs: Path, corpus: str, tmp_path: Path, clustered: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = config(tmp_path, inputs, input=corpus, store=clustered.uri)
+
+    def removed_meanwhile(prefix: Path, dtype: np.dtype, place: str, *more: Any) -> np.ndarray:
+        workspace.empty_shelf(place)
+        return assemble(prefix, dtype, place, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "assemble", removed_meanwhile)
+        with pytest.raises(StepError, match=r"no such object \(another run of the same work") as raised:
+            run(settings)
+    assert raised.value.code == ExitCode.TRY_AGAIN
+    facts = run(settings).facts
+    assert facts["train"]["documents"] + facts["validation"]["documents"] == len(TEXTS)
+
+
+def test_an_outage_while_shards_are_put_together_is_told_in_the_stores_words(
+    inputs: Path, corpus: str, tmp_path: Path, clustered: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "assemble", no_answer)
+    with pytest.raises(Unavailable) as raised:
+        run(config(tmp_path, inputs, input=corpus, store=clustered.uri))
+    assert disk_error_line(raised.value, "") == "no answer"
+    assert done_shards(clustered)

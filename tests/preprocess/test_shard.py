@@ -255,6 +255,20 @@ def test_shards_in_a_store_are_those_of_a_folder_and_are_taken_again(tmp_path: P
     assert not list(store.list(""))
 
 
+def test_a_finished_shard_in_a_store_is_made_again_without_its_files(tmp_path: Path, s3: MinIO) -> None:
+    store = open_store(s3.new_prefix())
+    job, _ = tokenize(tmp_path, DOCUMENTS)
+    job = replace(job, uri=store.uri)
+    (planned,) = shards("document", extents(str(tmp_path / "a.jsonl")), 1)
+    first = write_shard(job, planned, 0)
+    tokens = store.get(parts_of(first)[0].tokens_file)
+    store.delete(parts_of(first)[0].tokens_file)
+    again = write_shard(job, planned, 1)
+    assert again != first
+    assert store.get(parts_of(again)[0].tokens_file) == tokens
+    assert write_shard(job, planned, 2) == again
+
+
 def test_an_attempt_that_was_first_does_not_count_without_its_files(tmp_path: Path) -> None:
     """A killed driver's task may end after the next driver has removed what it wrote."""
     from everstep.steps.preprocess.shard import _commit

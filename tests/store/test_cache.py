@@ -14,6 +14,7 @@ import pytest
 from everstep.runtime.data import data_folder
 from everstep.runtime.store import NoSuchKey, Store, StoreError, fetch_folder, open_store
 from everstep.runtime.store.cache import Cache
+from everstep.runtime.system.file_lock import hold_lock
 from tests.minio import MinIO
 
 Data = Callable[[str, int], str]
@@ -104,20 +105,19 @@ def test_who_wants_a_copy_too_holds_nobody_up(data: Data, cache: Path) -> None:
         assert copy.result().is_dir()
 
 
+def fetched_by_another_process(uri: str) -> Path:
+    """It has ended, so nobody uses the copy."""
+    script = (
+        "import sys; from everstep.runtime.store import fetch_folder; print(fetch_folder(sys.argv[1], 'done.json'))"
+    )
+    return Path(subprocess.run([sys.executable, "-c", script, uri], stdout=-1, text=True, check=True).stdout.strip())
+
+
 def test_what_was_not_used_for_longest_makes_room_and_what_is_used_stays(
     data: Data, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EVERSTEP_CACHE_BYTES", "2500000")
     old, newer, newest = (data(name, 1_000_000) for name in ("a", "b", "c"))
-    script = (
-        "import sys; from everstep.runtime.store import fetch_folder; print(fetch_folder(sys.argv[1], 'done.json'))"
-    )
-
-    def fetched_by_another_process(uri: str) -> Path:
-        return Path(
-            subprocess.run([sys.executable, "-c", script, uri], stdout=-1, text=True, check=True).stdout.strip()
-        )
-
     first, second = fetched_by_another_process(old), fetched_by_another_process(newer)
     third = fetch_folder(newest, "done.json")
     assert [folder.is_dir() for folder in (first, second, third)] == [False, True, True]
@@ -140,6 +140,35 @@ def test_a_copy_that_was_made_here_makes_room_like_a_fetched_one(
     assert len(list(cache.rglob("weights"))) == 1
     fetch_folder(data("a", 1_000_000), "done.json")
     assert not list(cache.rglob("weights"))
+
+
+def test_what_a_living_step_makes_here_stays_and_what_an_ended_one_left_makes_room(
+    data: Data, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERSTEP_CACHE_BYTES", "1500000")
+    shards, draft = (cache / "entry" / name for name in ("~shards-abc", "~draft-abc-0123abcd"))
+    for folder in (shards, draft):
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(bytes(500_000))
+    with hold_lock(shards), hold_lock(draft):
+        copy = fetched_by_another_process(data("a", 1_000_000))
+        assert [folder.is_dir() for folder in (shards, draft, copy)] == [True, True, True]
+    fetch_folder(data("b", 1_000_000), "done.json")
+    assert [folder.is_dir() for folder in (shards, draft, copy)] == [False, False, False]
+
+
+def test_shards_that_an_interrupted_step_has_just_left_stay_longer_than_an_older_copy(
+    data: Data, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVERSTEP_CACHE_BYTES", "2500000")
+    copy = fetched_by_another_process(data("a", 1_000_000))
+    shards = cache / "entry/~shards-abc"
+    shards.mkdir(parents=True)
+    (shards / "file").write_bytes(bytes(1_000_000))
+    os.utime(copy.parent / "lock", (1000, 1000))
+    os.utime(shards.parent, (10, 10))  # The step began before.
+    fetch_folder(data("b", 1_000_000), "done.json")
+    assert [folder.is_dir() for folder in (shards, copy)] == [True, False]
 
 
 def test_a_size_that_is_no_number_and_a_folder_that_cannot_be_are_told(data: Data, tmp_path: Path) -> None:

@@ -35,6 +35,10 @@ class Cluster:
     """By pod."""
     refuse: list[tuple[int, str]] = field(default_factory=list)
     """The next submissions are answered so: (status, message); 0: made, but the answer is lost."""
+    torn: list[bool] = field(default_factory=list)
+    """The next good answers break off in their bodies; whether their lengths are told."""
+    page: str = ""
+    """HTML with which something else answers in place of the Argo Server."""
     serves_argo: bool = True
     token: str = "secret-token"
     workflows: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -126,11 +130,14 @@ class _Handler(BaseHTTPRequestHandler):
     def yes(self, value: Any, status: int = 200, content: str = "application/json") -> None:
         """A whole answer."""
         text = value.encode() if isinstance(value, str) else json.dumps(value).encode()
+        is_torn = bool(self.cluster.torn) and status < 300
+        self.close_connection |= is_torn
         self.send_response(status)
         self.send_header("Content-Type", content)
-        self.send_header("Content-Length", str(len(text)))
+        if not is_torn or self.cluster.torn.pop(0):
+            self.send_header("Content-Length", str(len(text)))
         self.end_headers()
-        self.wfile.write(text)
+        self.wfile.write(text[: len(text) // 2] if is_torn else text)
 
     def stream(self, parts: Iterator[bytes | str], content: str) -> None:
         """A chunked answer; BREAK cuts the connection."""
@@ -287,6 +294,8 @@ class ArgoApi(_Handler):
     def answer(self, path: list[str], query: dict[str, str], body: dict[str, Any]) -> None:
         """One request."""
         match path:
+            case _ if self.cluster.page:
+                self.yes(self.cluster.page, content="text/html")
             case ["api", "v1", "info"]:
                 self.yes({"managedNamespace": self.cluster.namespace, "links": []})
             case ["api", "v1", "workflows", _] if self.command == "GET":

@@ -1,5 +1,7 @@
 """A submitted pipeline as a person meets it: the command, its lines, its exit code."""
 
+import io
+import itertools
 import os
 import runpy
 import signal
@@ -10,11 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import requests
 import yaml
 
 from everstep.runtime.submission import choose, submit
-from everstep.runtime.submission.follow import UNSEEN, updates
-from everstep.runtime.submission.route import ApiError
+from everstep.runtime.submission.follow import UNSEEN, Follower, updates
+from everstep.runtime.submission.route import ApiError, Trouble
 from everstep.runtime.submission.run import watch
 from tests.submission.clusters import BREAK, DELETED, END, Cluster
 from tests.submission.conftest import Environment
@@ -213,6 +216,46 @@ def test_a_stream_that_breaks_is_opened_again(cluster: Cluster, follower: Callab
     phases = [news["status"]["phase"] for news in follower() if not isinstance(news, ApiError) and "status" in news]
     assert phases[-1] == "Succeeded"
     assert cluster.states == []
+
+
+@pytest.mark.parametrize("length_is_told", [True, False])
+def test_an_answer_that_breaks_off_is_asked_for_again(
+    cluster: Cluster, follower: Callable[[], Iterator[Any]], length_is_told: bool
+) -> None:
+    cluster.states = states("Succeeded")
+    news_read = follower()
+    cluster.torn = [length_is_told]
+    first, *others = news_read
+    assert isinstance(first, ApiError)
+    assert first.trouble is Trouble.LOST
+    assert others[-1]["status"]["phase"] == "Succeeded"
+
+
+def test_a_line_that_is_cut_in_a_stream_is_no_trouble(by_server: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
+    route = choose("argo", by_server).route
+    assert route
+    cut = requests.Response()
+    cut.raw = io.BytesIO(b'data: {"result": {"object": {}}}\n\ndata: {"result": {"obj')
+    monkeypatch.setattr(route, "_request", lambda *_, **__: cut)
+    assert list(route.changes("drill-1")) == [{}]
+
+
+def test_whatever_ends_the_thread_that_reads_ends_following() -> None:
+    class WrongRoute:
+        def get(self, name: str) -> dict[str, Any]:
+            raise RuntimeError("not foreseen")
+
+    shown_count = itertools.count()
+
+    def show(_: object) -> None:
+        assert next(shown_count) < 4, "it is followed for ever"
+
+    route: Any = WrongRoute()
+    with (
+        Follower(route, {"metadata": {"name": "drill-1"}}, tails=False) as follower,
+        pytest.raises(RuntimeError, match="not foreseen"),
+    ):
+        follower.follow(show)
 
 
 def test_a_stream_that_the_other_side_ends_is_no_trouble(

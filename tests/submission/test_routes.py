@@ -11,6 +11,7 @@ from urllib3.exceptions import InsecureRequestWarning
 
 from everstep.runtime.submission import ApiError, ClusterOptions, Route, Target, TargetError, choose, for_argo, submit
 from everstep.runtime.submission.argo_server import ArgoServer, server_url
+from everstep.runtime.submission.follow import updates
 from everstep.runtime.submission.route import Trouble
 from tests.submission.clusters import Cluster
 from tests.submission.conftest import Environment, kube_config
@@ -83,6 +84,43 @@ def test_an_answer_that_was_lost_makes_nothing_twice(route: Route, cluster: Clus
     assert len(cluster.submitted) == 2
     assert submission.existed
     assert list(cluster.workflows) == ["drill-1"]
+
+
+@pytest.mark.parametrize("length_is_told", [True, False])
+def test_an_answer_that_breaks_off_makes_nothing_twice(
+    route: Route, cluster: Cluster, manifest: Manifest, length_is_told: bool
+) -> None:
+    cluster.torn = [length_is_told]
+    submission = submit(route, manifest(), wait=no_wait)
+    assert len(cluster.submitted) == 2
+    assert submission.existed
+
+
+def test_a_page_in_place_of_the_argo_server_is_one_line(
+    by_server: Environment, cluster: Cluster, manifest: Manifest
+) -> None:
+    route = choose("argo", by_server).route
+    assert route
+    cluster.page = "<!doctype html><title>Sign in</title>"
+    with pytest.raises(TargetError, match="no Argo Server's API there"):
+        choose("argo", by_server)
+    asks: list[Callable[[], object]] = [
+        lambda: submit(route, manifest(), wait=no_wait),
+        lambda: route.get("drill-1"),
+        route.workflows,
+        lambda: list(updates(route, "drill-1", no_wait)),
+    ]
+    for ask in asks:
+        before = len(cluster.asked)
+        with pytest.raises(ApiError, match=f"{route.where}: no Argo Server's API there.*see ARGO_SERVER"):
+            ask()
+        assert len(cluster.asked) == before + 1
+
+
+def test_a_token_that_no_header_can_have_is_not_shown(by_server: Environment) -> None:
+    with pytest.raises(TargetError, match="ARGO_TOKEN cannot be sent") as raised:
+        choose("argo", {**by_server, "ARGO_TOKEN": "Bearer secret\nline"})
+    assert "secret" not in str(raised.value)
 
 
 def test_a_busy_server_is_asked_again(route: Route, cluster: Cluster, manifest: Manifest) -> None:

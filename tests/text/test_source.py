@@ -2,6 +2,7 @@
 
 import io
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,20 @@ import zstandard
 from minio import Minio
 from pyarrow import parquet, table
 
-from everstep.runtime.store import Store, StoreError, open_store
-from everstep.runtime.text import DocumentReader, TextError, extents, file_version, find_files, open_bytes, piece_of
+from everstep.runtime.store import Store, StoreError, Unavailable, open_store, s3_requests
+from everstep.runtime.text import (
+    DocumentReader,
+    TextError,
+    extents,
+    file_version,
+    find_files,
+    open_bytes,
+    piece_of,
+    source,
+)
 from tests.minio import MinIO
+from tests.store.wire import Trouble, Wire, calm, through
+from tests.text.test_ranges import FORMATS
 
 LINES = [f'{{"text": "document {number} {"x" * (number % 50)}"}}\n'.encode() for number in range(3000)]
 TEXTS = [line[10:-3].decode() for line in LINES]
@@ -104,3 +116,39 @@ def test_a_store_that_is_not_set_up_is_told_with_the_flag(monkeypatch: pytest.Mo
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(TextError, match=r"--input .*MINIO_ENDPOINT or AWS_ENDPOINT_URL is not set"):
         find_files("s3://nowhere/a.jsonl", "--input")
+
+
+@pytest.fixture
+def wire(s3: MinIO, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
+    """The way to the store, on which every request has one attempt."""
+    with through(s3.endpoint) as way:
+        monkeypatch.setenv("MINIO_ENDPOINT", way.endpoint)
+        monkeypatch.setattr(s3_requests, "ATTEMPTS", 1)
+        source._open_bucket.cache_clear()
+        yield way
+        source._open_bucket.cache_clear()
+
+
+def busy_reading(method: str, path: str, query: str) -> Trouble:
+    """Objects are listed, but not read."""
+    return Trouble.BUSY if method == "GET" and "list-type" not in query else Trouble.NONE
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_store_that_does_not_answer_for_a_while_is_no_damaged_file(store: Store, wire: Wire, name: str) -> None:
+    uri = f"{store.uri}/{name}"
+    store.put(name, FORMATS[name]())
+    pieces = [piece_of(extent, 0, extent.size) for extent in extents(uri)]
+    reader = DocumentReader(("text",))
+    wire.plan = busy_reading
+    with pytest.raises(Unavailable):
+        [texts for piece in pieces for texts in reader.read(piece)]
+    if name != "a.jsonl":  # Of which only the size is needed.
+        with pytest.raises(Unavailable):
+            extents(uri)
+    wire.plan = lambda *_: Trouble.BUSY
+    for ask in (extents, lambda uri: find_files(uri, "--input")):
+        with pytest.raises(Unavailable):
+            ask(uri)
+    wire.plan = calm
+    assert [text for piece in pieces for (text,) in DocumentReader(("text",)).read(piece)]

@@ -312,7 +312,7 @@ class KubeApi:
             async with self._open(method, path, body, query, content=content) as answer:
                 await self._check_answer((method, kind), answer)
                 return await answer.json()
-        except (aiohttp.ClientError, TimeoutError) as error:
+        except (aiohttp.ClientError, TimeoutError, json.JSONDecodeError) as error:
             raise self._no_answer(error) from None
 
     def _no_answer(self, error: Exception) -> KubeError:

@@ -127,6 +127,8 @@ class KubernetesPlatform:
         """By UID: when the pod was told to end."""
         self._overlooked: dict[str, float] = {}
         """By UID: since when no scheduler is known to have looked at the pod."""
+        self._admitted: set[str] = set()
+        """UIDs of the extras whose gate this master has opened."""
         self._watching: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "KubernetesPlatform":
@@ -248,6 +250,7 @@ class KubernetesPlatform:
         for end in news:
             self._ending.pop(end.uid, None)
             self._reasons.pop(end.uid, None)
+            self._admitted.discard(end.uid)
             self._news.put_nowait(end)
 
     def _explain(self, pod: dict[str, Any]) -> None:
@@ -287,13 +290,20 @@ class KubernetesPlatform:
                 await self._api.pause(pauses, error.after_s)
 
     async def _admit_extras(self) -> None:
-        """Remove the scheduling gates of extras when it is time."""
-        for name in extras_to_admit(self._known.pods(), self._rules.scheduling):
+        """Remove the scheduling gates of extras when it is time, once for each: what is known of them is older.
+
+        When the answer to a patch was lost, Kueue may have removed its own gate since, which cannot be put back (422).
+        """
+        for pod in extras_to_admit(self._known.pods(), self._rules.scheduling):
+            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+            if uid in self._admitted:
+                continue
             try:
                 await self._api.patch("pods", name, admission_of_extra(self._rules.scheduling))
             except KubeError as error:
-                if error.status != HTTPStatus.NOT_FOUND:
+                if error.status not in (HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY):
                     raise
+            self._admitted.add(uid)
 
     async def _list(self) -> str:
         ticket = self._known.begin_list()

@@ -136,11 +136,11 @@ def with_scheduling(pod: Pod, scheduling: Scheduling, job: str, extra: bool) -> 
     return {**pod, "metadata": {**metadata, "labels": labels, "annotations": notes}, "spec": spec}
 
 
-def extras_to_admit(pods: Collection[Pod], scheduling: Scheduling) -> list[str]:
-    """Names of the extras whose gate must open now: all of them, as soon as the whole minimum has machines."""
+def extras_to_admit(pods: Collection[Pod], scheduling: Scheduling) -> list[Pod]:
+    """The extras whose gate must open now: all of them, as soon as the whole minimum has machines."""
     gated = [pod for pod in pods if GATE in gates_of(pod)]
     placed_pods = [pod for pod in pods if pod["spec"].get("nodeName") and not _is_extra(pod)]
-    return [pod["metadata"]["name"] for pod in gated] if len(placed_pods) >= scheduling.minimum else []
+    return gated if len(placed_pods) >= scheduling.minimum else []
 
 
 def admission_of_extra(scheduling: Scheduling) -> dict[str, Any]:
