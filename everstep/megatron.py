@@ -13,6 +13,7 @@ are. `storage_type` is that of `everstep.flash_checkpoint`.
 Source: Megatron-core, "dist_checkpointing package"; DLRover, "Flash Checkpoint", API for Megatron-LM.
 """
 
+import inspect
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -167,7 +168,14 @@ def _sharded_optimizer(optimizer: Any, model_state: dict[str, Any], loading: boo
     """Megatron's optimizers describe themselves. One of torch is described as Megatron's FP32Optimizer is, with one
     step for all parameters."""
     if hasattr(optimizer, "sharded_state_dict"):
-        return optimizer.sharded_state_dict(model_state, is_loading=loading)
+        for part in _over_torch(optimizer):
+            prepare_optimizer(part.optimizer, "optimizer")
+        takes = inspect.signature(optimizer.sharded_state_dict).parameters
+        more = {"metadata": _metadata(optimizer)} if takes.keys() & {"metadata", "kwargs"} else {}
+        state = optimizer.sharded_state_dict(model_state, is_loading=loading, **more)
+        for part in _over_torch(optimizer) if loading else ():
+            _put_steps(part, _take_steps(part))
+        return state
     prepare_optimizer(optimizer, "optimizer")
     state = optimizer.state_dict()
     steps = [parameter_state["step"] for parameter_state in state["state"].values() if "step" in parameter_state]
@@ -179,13 +187,57 @@ def _sharded_optimizer(optimizer: Any, model_state: dict[str, Any], loading: boo
     return state
 
 
-def _load_optimizer(optimizer: Any, state: dict[str, Any]) -> None:
+def _load_optimizer(optimizer: Any, state: dict[Any, Any]) -> None:
     if not hasattr(optimizer, "sharded_state_dict"):
         step = state["state"].pop("common_step", None)
         if step is not None:
             for parameter_state in state["state"].values():
                 parameter_state["step"] = step.clone() if isinstance(step, torch.Tensor) else step
+    parts = _parts(optimizer)
+    later = [
+        (part, (state if len(parts) == 1 else state[number]).pop("param_state"))
+        for number, part in enumerate(parts)
+        if part in _over_torch(optimizer)
+    ]
     optimizer.load_state_dict(state)
+    for part, parameter_state in later:  # Loaded with the rest, it would fail over the steps.
+        steps = _take_steps(part)
+        part.load_parameter_state_from_fully_reshardable(parameter_state)
+        _put_steps(part, steps)
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    return getattr(optimizer, "chained_optimizers", [optimizer])
+
+
+def _metadata(optimizer: Any) -> dict[str, Any]:
+    """Have a DistributedOptimizer describe its state in the shapes of the parameters: it loads at any parallel sizes.
+
+    It is gathered for that. Only data-parallel rank 0 stages it, so it suffices to gather it there, which takes groups
+    of gloo. Optimizers of other kinds ignore all this, and a chain of them keeps the names that it had without.
+    """
+    to_first_rank = all(getattr(part, "data_parallel_group_gloo", None) is not None for part in _parts(optimizer))
+    return {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "distrib_optim_fully_reshardable_mem_efficient": to_first_rank,
+    }
+
+
+def _over_torch(optimizer: Any) -> list[Any]:
+    """The DistributedOptimizers with one of torch inside: neither Transformer Engine nor Apex is installed. They need
+    its state before the first step, and cannot load its steps with the rest."""
+    parts = (part for part in _parts(optimizer) if hasattr(part, "gbuf_ranges"))
+    return [part for part in parts if type(part.optimizer).__module__.startswith("torch.optim")]
+
+
+def _take_steps(part: Any) -> list[torch.Tensor]:
+    return [parameter_state.pop("step") for parameter_state in part.optimizer.state.values()]
+
+
+def _put_steps(part: Any, steps: list[torch.Tensor]) -> None:
+    """Each parameter gets its own. A DistributedOptimizer loads one for all, which torch would increase for each."""
+    for parameter_state, step in zip(part.optimizer.state.values(), steps, strict=True):
+        parameter_state["step"] = step.clone()
 
 
 def _main_replicas(sharded_state_dict: dict[str, Any]) -> dict[str, Any]:

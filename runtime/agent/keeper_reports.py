@@ -12,10 +12,14 @@ from everstep.runtime.agent.master_dialogue import unrestored_message
 from everstep.runtime.protocol.holdings import Holding, Refusal
 from everstep.runtime.protocol.messages import Persisted
 from everstep.runtime.protocol.rounds import Seat
+from everstep.runtime.system.backoff import backoff
 
 _COMMIT_TRIES = 24
-_COMMIT_PAUSE_S = 0.5
-"""Between two reports of the same shard, until its checkpoint is committed."""
+"""Reports of the same shard, each answered within seconds, before people are told that its checkpoint is not committed.
+If its round is over by then, nobody waits for the commit."""
+_COMMIT_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+"""Between two reports of the same shard, until its checkpoint is committed; each pause is twice the one before."""
+_WHY_NOT = "other shards are missing, or the store does not take its manifest"
 
 
 class KeeperReports:
@@ -71,13 +75,24 @@ class KeeperReports:
                 self._say(f"the checkpoint of iteration {holding.iteration} will not be committed: {error}")
 
     async def _report_persisted(self, holding: Holding) -> None:
-        """Report until the checkpoint is committed, and tell the keeper so; or until it is overtaken."""
-        for _ in range(_COMMIT_TRIES):
+        """Report until the checkpoint is committed, and tell the keeper so; or until it is overtaken.
+
+        While its round runs, a worker may wait for the commit, however long the store fails for the master.
+        """
+        what = f"the checkpoint of iteration {holding.iteration}"
+        for tries, pause_s in enumerate(backoff(_COMMIT_PAUSE_S, _LONGEST_PAUSE_S), 1):
             manifest = await self._client.report_persisted(Persisted(self._node, holding))
             if manifest is None:
                 return
             if manifest:
                 await self._run_in_thread(self.keeper.note_commit, holding, manifest)
                 return
-            await asyncio.sleep(_COMMIT_PAUSE_S)
-        self._say(f"the checkpoint of iteration {holding.iteration} was not committed: other shards are missing")
+            if tries >= _COMMIT_TRIES and not self._is_running(holding.round):
+                self._say(f"{what} was not committed: {_WHY_NOT}")
+                return
+            if tries == _COMMIT_TRIES:
+                self._say(f"{what} is not committed yet: {_WHY_NOT}; this node keeps asking")
+            await asyncio.sleep(pause_s)
+
+    def _is_running(self, round_: int) -> bool:
+        return (seat := self._seat()) is not None and seat.round == round_

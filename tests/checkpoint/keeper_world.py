@@ -59,6 +59,8 @@ class World:
     persisted: list[Holding] = field(default_factory=list)
     """Told, and not committed yet."""
     stored: set[Identity] = field(default_factory=set)
+    rounds_persisted: set[int] = field(default_factory=set)
+    """In which this node persisted replicated states; in every other one another node may put them under their name."""
     compared: dict[int, Identity] = field(default_factory=dict)
     """By rank: the newest state of this round that is due to be compared."""
     told: list[Identity] = field(default_factory=list)
@@ -71,7 +73,7 @@ class World:
 
     def __post_init__(self) -> None:
         options = KeeperOptions("job", NODE, persist_interval=2, workers=2, unreachable_s=3.0, store_patience_s=2.0)
-        self.core = KeeperCore(options, lambda identity: "/".join(map(str, identity)))
+        self.core = KeeperCore(options, name_of)
 
     # What the keeper is asked and told
 
@@ -180,7 +182,11 @@ class World:
             case actions.ComputeDigest(location=where) | actions.CheckDigest(location=where):
                 assert self.content(where) is not None
             case actions.PutObject(location=where, key=key):
-                assert key == "/".join(map(str, self.content(where) or ()))
+                content = self.content(where)
+                assert content is not None
+                assert key in (name_of(content), name_of(content, "digest"))
+                has_own_name = key == name_of(content)
+                assert not has_own_name or self.sharded or content.round in self.rounds_persisted
             case actions.FetchShard(location=where):
                 self.write(where)
             case actions.RequestPeerCopy(request=request):
@@ -227,6 +233,8 @@ class World:
             self.bury(rank)
         self.round += 1
         self.world_size, self.unrestored = world_size, False
+        if persists:
+            self.rounds_persisted.add(self.round)
         self.start = (restore.round, restore.iteration) if restore else (0, 0)
         self.compared.clear()
         self.told.clear()
@@ -290,6 +298,11 @@ class World:
             else:
                 return
         raise AssertionError("it never comes to rest")
+
+
+def name_of(identity: Identity, digest: str = "") -> str:
+    """The key of its object."""
+    return "/".join(map(str, identity)) + digest
 
 
 def identity_of(holding: Holding) -> Identity:

@@ -13,7 +13,10 @@ from everstep.runtime.checkpoint.errors import KeeperError, SegmentError
 from everstep.runtime.checkpoint.node import keeper_io
 from everstep.runtime.checkpoint.node.core.options import KeeperOptions
 from everstep.runtime.checkpoint.node.keeper import Keeper
+from everstep.runtime.checkpoint.shard.digests import check_shard
 from everstep.runtime.checkpoint.shard.segment import SegmentFile
+from everstep.runtime.checkpoint.stored.manifest import encode_manifest, make_commit
+from everstep.runtime.checkpoint.stored.verify import find_problems, list_checkpoints
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.protocol.holdings import Flaw, Holding, Restore
@@ -211,6 +214,32 @@ def test_a_node_that_does_not_persist_puts_nothing_and_waits_for_nothing(
     checkpointer = train(node, state, 3)
     assert checkpointer.flush(3) == ""
     assert list(store.list("")) == []
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2)], ids=["the one that persists", "one that leaves"])
+def test_what_nodes_put_of_one_iteration_differs_by_node_and_the_first_reported_stays_whole(
+    make_node: Any, make_state: Any, store: DirectoryStore, order: tuple[int, ...]
+) -> None:
+    holdings: list[Holding] = []
+    for number in order:
+        node = make_node(f"worker-{number}-0")
+        node.begin(1, persists=number == 0)
+        train(node, {**make_state(1), "seed": min(number, 1)}, 3)  # Two nodes have the same bytes.
+        node.keeper.persist_newest()
+        wait_until(lambda node=node: node.persisted, "its report", PATIENCE_S)
+        holdings += node.persisted
+    folder = "jobs/job/checkpoints/000001-000000003"
+    store.create(f"{folder}/manifest.json", encode_manifest(make_commit("job", 1, holdings[:1])))
+    for holding in holdings:
+        check_shard(memoryview(store.get(holding.key)), holding.digest)
+    (entry,) = list_checkpoints(store)
+    assert entry.commit is not None
+    assert list(find_problems(store, folder, entry.commit)) == []
+    assert (entry.shards, entry.wrong) == (1, "")
+    keys = {holding.key for holding in holdings}
+    assert len(keys) == 2
+    assert f"{folder}/rank-00000.safetensors" in keys
+    assert {*entry.keys} == {*keys, f"{folder}/manifest.json"}, "what lost is deleted with the checkpoint"
 
 
 def test_the_newest_state_of_a_dead_worker_is_persisted_unasked(node: Any, make_state: Any) -> None:

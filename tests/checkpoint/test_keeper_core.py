@@ -11,7 +11,7 @@ from everstep.runtime.checkpoint.node.core.keeper_core import KeeperCore, Phase
 from everstep.runtime.checkpoint.node.core.options import DEATH_S, RESTORE_S, KeeperOptions
 from everstep.runtime.checkpoint.node.core.segments import Reader
 from everstep.runtime.protocol.holdings import Flaw, Holding, Restore
-from tests.checkpoint.keeper_world import NODE, PEER, World, identity_of
+from tests.checkpoint.keeper_world import NODE, PEER, World, identity_of, name_of
 from tests.examples import examples
 
 LENGTH = 120
@@ -301,7 +301,7 @@ QUESTIONS = {
 @pytest.mark.parametrize("kind", QUESTIONS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("phase", [Phase.NEW, Phase.CLOSED], ids=lambda phase: phase.name)
 def test_a_question_that_the_phase_does_not_take_is_refused_with_its_text(kind: type, phase: Phase) -> None:
-    core = KeeperCore(KeeperOptions("job", NODE, 1), str)
+    core = KeeperCore(KeeperOptions("job", NODE, 1), name_of)
     if phase is Phase.CLOSED:
         core.handle(events.NodeLeaving(), 0.0)
     refusals = [action for action in core.handle(kind(7, *QUESTIONS[kind]), 1.0) if isinstance(action, Refuse)]
@@ -311,7 +311,7 @@ def test_a_question_that_the_phase_does_not_take_is_refused_with_its_text(kind: 
 
 def test_the_table_lists_every_event() -> None:
     kinds = {kind for union in (events.Question, events.Fact, events.WorkEnd) for kind in get_args(union)}
-    assert set(KeeperCore(KeeperOptions("job", NODE, 1), str).table) == kinds
+    assert set(KeeperCore(KeeperOptions("job", NODE, 1), name_of).table) == kinds
 
 
 def after_a_death(restored: bool) -> World:

@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.testing._internal.two_tensor import TwoTensor
 
 from everstep.runtime.checkpoint.errors import RestoreError, StateError
 from everstep.runtime.checkpoint.shard.copy_to_slot import Stager
@@ -97,6 +98,13 @@ def test_a_tensor_at_two_places_is_stored_once_and_read_at_both() -> None:
     assert torch.equal(state["head"]["weight"], weight)
 
 
+def freed_tensor() -> torch.Tensor:
+    """One whose memory was given back, as FSDP does with gathered parameters."""
+    tensor = torch.zeros(3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 @pytest.mark.parametrize(
     ("state", "path"),
     [
@@ -106,6 +114,8 @@ def test_a_tensor_at_two_places_is_stored_once_and_read_at_both() -> None:
         ({"a": {"b": torch.zeros(3).to_sparse()}}, r"a\.b: only dense"),
         ({"a": {"b": torch.zeros(1)}, "a.b": torch.zeros(1)}, r"a\.b: two tensors"),
         ({"a": torch.zeros(3, dtype=torch.complex128)}, "a: safetensors has no name"),
+        ({"a": [TwoTensor(torch.full((3,), n), torch.ones(3)) for n in (1.0, 2.0)]}, r"a\.0: a TwoTensor"),
+        ({"a": freed_tensor()}, "a: a Tensor without memory of its own"),
     ],
 )
 def test_what_cannot_be_checkpointed_is_named_by_its_key_path(state: Any, path: str) -> None:

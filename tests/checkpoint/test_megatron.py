@@ -47,6 +47,21 @@ def test_a_gpt_that_goes_on_trains_as_one_that_never_stopped(tmp_path: Path) -> 
     assert stopped[2]["losses"] == pytest.approx(other[2]["losses"], abs=1e-5)
 
 
+@pytest.mark.long
+def test_a_distributed_optimizer_goes_on_at_other_data_and_tensor_parallel_sizes_with_the_same_state(
+    tmp_path: Path,
+) -> None:
+    rounds = run(tmp_path, "1x1x2", "1x1x2", "1x1x1", "1x1x2", "2x1x1")
+    assert [result["start"] for result in rounds] == [0, 2, 4, 6, 8]
+    assert [result["step"] for result in rounds] == [2, 4, 6, 8, 10]
+    for before, after in pairwise(rounds):
+        assert after["losses"][0] == pytest.approx(before["losses"][1], abs=1e-5)
+    for before, after in pairwise(rounds[:-1]):  # With tensor parallelism rank 0 has a part of it.
+        assert len(before["saved"]) == 6, "the parameters and two moments, of the dense part and of the experts'"
+        assert all(torch.equal(after["loaded"][name], value) for name, value in before["saved"].items())
+    assert rounds[-1]["losses"][1] < rounds[0]["losses"][0] - 0.5
+
+
 @pytest.mark.parametrize(("copies", "refused"), [(0, 2), (1, 3), (2, 4)])
 def test_more_replicas_than_the_job_keeps_are_refused(
     copies: int, refused: int, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from tests.fake_agent import seat
 def queue() -> PersistQueue:
     """It has nothing to put."""
     tx = Transaction()
-    return PersistQueue(tx, Segments(tx), KeeperOptions("job", "node", 1), str)
+    return PersistQueue(tx, Segments(tx), KeeperOptions("job", "node", 1), lambda identity, _: str(identity))
 
 
 def test_the_commit_of_a_later_state_of_the_round_is_as_good_and_the_only_one_remembered(queue: PersistQueue) -> None:

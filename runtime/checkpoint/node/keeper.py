@@ -316,5 +316,5 @@ class Keeper:
         return worker_link.Fetched("", 0, 0, 0, 0, "", None)
 
 
-def _key(job: str, identity: Identity) -> str:
-    return shard_key(job, identity.round, identity.iteration, identity.shard)
+def _key(job: str, identity: Identity, digest: str) -> str:
+    return shard_key(job, identity.round, identity.iteration, identity.shard, digest)

@@ -149,6 +149,10 @@ def _add_tensor(live: torch.Tensor, path: str, tree: FlatState) -> str:
         raise StateError(
             f"{path}: only dense tensors with data can be checkpointed, not {tensor.layout} on {tensor.device}"
         )
+    if tensor.numel() and tensor.data_ptr() == tensor.storage_offset() * tensor.element_size():
+        # Its memory begins at address 0. All such tensors of one shape would count as one.
+        kind = type(tensor).__name__
+        raise StateError(f"{path}: a {kind} without memory of its own cannot be checkpointed; give the tensors in it")
     if path in tree.name_by_path or path.startswith(RESERVED):
         raise StateError(f"{path}: two tensors of the state have this key path, or it begins with {RESERVED}")
     name = tree.traversal.name_tensor(path, tensor)

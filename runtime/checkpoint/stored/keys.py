@@ -1,7 +1,8 @@
 """The names of a job's checkpoints in a store. Only this module builds and parses them.
 
 A checkpoint is a folder `jobs/<job>/checkpoints/<round>-<iteration>`, zero-padded so that the newest sorts last. It has
-one object a shard and, once it is committed, its manifest.
+one object a shard and, once it is committed, its manifest. If nodes that leave have put their own
+copies of a replicated state, these are there, too, until the folder is deleted.
 """
 
 import re
@@ -47,9 +48,14 @@ def folder_name(place: CheckpointId) -> str:
     return f"{place[0]:06d}-{place[1]:09d}"
 
 
-def shard_key(job: str, round_: int, iteration: int, shard: int) -> str:
-    """The key of a persisted shard. The object is immutable."""
-    return f"{checkpoint_folder(job, (round_, iteration))}/rank-{shard:05d}.safetensors"
+def shard_key(job: str, round_: int, iteration: int, shard: int, digest: str = "") -> str:
+    """The key of a persisted shard. The object is immutable.
+
+    `digest`: of a shard that several nodes have, put by another node than the one that persists it. Readers take the
+    name from the manifest.
+    """
+    name = f"rank-{shard:05d}-{digest}" if digest else f"rank-{shard:05d}"
+    return f"{checkpoint_folder(job, (round_, iteration))}/{name}.safetensors"
 
 
 def report_key(shard: str) -> str:

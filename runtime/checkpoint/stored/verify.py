@@ -26,9 +26,9 @@ class StoredCheckpoint(NamedTuple):
     round: int
     iteration: int
     shards: int
-    """Number of shard objects."""
+    """Number of its shards; of shard objects if it is not committed."""
     size: int
-    """Bytes of these."""
+    """Bytes of all shard objects in the folder."""
     commit: Commit | None
     """None if it is not committed, or differs from what was committed. Readers do not see it then."""
     wrong: str
@@ -53,7 +53,8 @@ def _inspect(store: Store, folder: CheckpointFolder) -> StoredCheckpoint:
     place = parse_folder(folder.key)
     assert place is not None, "group_by_checkpoint returns only folders that parse"
     keys = tuple(entry.key for entry in folder.objects.values())
-    return StoredCheckpoint(folder.key, *place, len(sizes), sum(sizes), commit, wrong, keys)
+    shards = len(commit.objects) if commit else len(sizes)
+    return StoredCheckpoint(folder.key, *place, shards, sum(sizes), commit, wrong, keys)
 
 
 def find_problems(store: Store, folder: str, commit: Commit) -> Iterator[str]:

@@ -59,8 +59,8 @@ class Rule(NamedTuple):
 class KeeperCore:
     """The decisions of one node. Never asks for the time: each event brings its own."""
 
-    def __init__(self, options: KeeperOptions, key_of: Callable[[Identity], str]) -> None:
-        """`key_of` names a shard's object in the store."""
+    def __init__(self, options: KeeperOptions, key_of: Callable[[Identity, str], str]) -> None:
+        """`key_of` names a shard's object in the store; with a digest if that is part of the name."""
         self.phase = Phase.NEW
         self._persists = options.persists
         self._thinned = ""

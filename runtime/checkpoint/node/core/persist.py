@@ -52,9 +52,9 @@ class PersistQueue:
     """The states of one node on their way to the store."""
 
     def __init__(
-        self, tx: Transaction, segments: Segments, options: KeeperOptions, key_of: Callable[[Identity], str]
+        self, tx: Transaction, segments: Segments, options: KeeperOptions, key_of: Callable[[Identity, str], str]
     ) -> None:
-        """`key_of` names a shard's object."""
+        """`key_of` names a shard's object; see `_key`."""
         self._tx, self._segments, self._key_of = tx, segments, key_of
         self._persists = options.persists
         self.interval = PersistInterval(options.persist_interval, options.overhead)
@@ -63,8 +63,10 @@ class PersistQueue:
         """By local rank."""
         self._turn: Pin | None = None
         """The state that is put now, or will be once its digest is known."""
-        self._put: int | None = None
+        self._put: PutObject | None = None
         """The work that puts it."""
+        self._persists_since: int | None = None
+        """The round since which this node persists replicated states; None: another node does."""
         self._patience_s = options.store_patience_s
         self._outage: Outage | None = None
         """While the store fails for the state whose turn it is."""
@@ -84,6 +86,10 @@ class PersistQueue:
     def begin(self, seat: Seat) -> None:
         """A round begins: flushes end, and results of rounds before the last one are forgotten."""
         self._refuse_flushes()
+        if not seat.persists:
+            self._persists_since = None
+        elif self._persists_since is None:
+            self._persists_since = seat.round
         waiting = {pin.identity for pin in self._required}
         self._results = {
             identity_of_result: how
@@ -280,9 +286,18 @@ class PersistQueue:
             return True
         if not self._turn.digest or (self._outage is not None and self._tx.now < self._outage.retry_at):
             return False
-        self._put, identity = self._tx.number_work(), self._turn.identity
-        self._tx.act(PutObject(self._put, self._turn.location, self._key_of(identity), identity.iteration))
+        self._put = PutObject(
+            self._tx.number_work(), self._turn.location, self._key(self._turn), self._turn.identity.iteration
+        )
+        self._tx.act(self._put)
         return True
+
+    def _key(self, pin: Pin) -> str:
+        """The key of that state's object. The name has the digest if another node may put its own copy of the state: so
+        no two nodes write different bytes under one name. The manifest names what was reported first."""
+        identity, since = pin.identity, self._persists_since
+        is_alone = identity.shards > 1 or (since is not None and since <= identity.round)
+        return self._key_of(identity, "" if is_alone else pin.digest)
 
     def _next(self) -> Pin | None:
         """The state to put now; None if no demanded one is still in memory."""
@@ -302,14 +317,15 @@ class PersistQueue:
 
     def end_put(self, event: PutEnded) -> None:
         """The store has it or refused it."""
-        pin = self._turn
+        pin, put = self._turn, self._put
         assert pin is not None
-        assert event.work == self._put
+        assert put is not None
+        assert event.work == put.work
         self._put = None
         if event.error and self._is_awaited(pin.identity) and self._wait_for_store(pin.identity, event.error):
             return
         if not event.error:
-            place = {"size": pin.location.size, "key": self._key_of(pin.identity), "digest": pin.digest}
+            place = {"size": pin.location.size, "key": put.key, "digest": pin.digest}
             self._tx.act(ReportPersisted(Holding(*pin.identity, **place)))
         self._end_turn(pin, event.error)
 
