@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from everstep.runtime import text
-from everstep.steps.entry import StepError
+from everstep.steps.entry import StepError, disk_error_code
 
 _NOT_TEXT = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data"}
 
@@ -67,7 +67,7 @@ def from_files(names: list[str], text_key: str) -> list[Source]:
             with text.open_bytes(name):
                 size = text.file_version(name).size
         except OSError as error:
-            raise StepError(f"{name}: cannot be read ({error.strerror or error})") from None
+            raise StepError(f"{name}: cannot be read ({error.strerror or error})", disk_error_code(error)) from None
         last = name.rpartition("/")[2]
         sources.append(Source(last, size, lambda n=name: _file_digest(n), lambda n=name: _read(n, text_key)))
     return sources

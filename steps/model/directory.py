@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.runtime.store import NoSuchKey, Store, StoreError, absolute_uri, fetch_folder, is_s3_uri, open_store
-from everstep.steps.entry import StepError
+from everstep.steps.entry import StepError, disk_error_code
 
 TINY = "tiny"
 """A model of about 5 million random weights that needs no files."""
@@ -38,7 +38,7 @@ def check(model: str, sequence_length: int = 1) -> dict[str, Any]:
     except NoSuchKey:
         raise StepError(f"--model {model}: no config.json in it; give a Hugging Face directory") from None
     except StoreError as error:
-        raise StepError(f"--model {error}") from None
+        raise StepError(f"--model {error}", disk_error_code(error)) from None
     except ValueError as error:
         raise StepError(f"--model {model}/config.json: not JSON ({error})") from None
     if not isinstance(config, dict) or config.get("model_type") != "llama":

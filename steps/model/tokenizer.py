@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.runtime.store import NoSuchKey, StoreError, fetch_folder, is_s3_uri
-from everstep.steps.entry import StepError
+from everstep.steps.entry import StepError, disk_error_code
 from everstep.steps.model.directory import MANIFEST
 
 TRAINED_SIZE = 8192
@@ -48,7 +48,7 @@ def find_tokenizer(place: str, flag: str) -> Path:
     except NoSuchKey:
         raise StepError(f"{flag} {place}: no finished model there; everstep.steps.model makes one") from None
     except StoreError as error:
-        raise StepError(f"{flag} {error}") from None
+        raise StepError(f"{flag} {error}", disk_error_code(error)) from None
     is_folder = os.path.isdir(path)  # Path.is_dir raises for a name that is too long.
     file = path / "tokenizer.json" if is_folder else path
     if not os.path.isfile(file):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from everstep.runtime.data import data_folder
-from everstep.runtime.store import open_store
+from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.store import DirectoryStore, Unavailable, open_store
 from everstep.steps.entry import StepError
 from everstep.steps.model import Config, directory, smollm2
 from everstep.steps.model.run import run
@@ -71,6 +72,18 @@ def test_a_model_in_s3_is_fetched_into_the_store_once_and_read_from_there(
     assert [(entry.key, entry.modified) for entry in open_store(ours).list("models/")] == before
     open_store(theirs).put("model.safetensors", b"other weights")
     assert run(config).outputs["uri"] != outputs["uri"]
+
+
+def test_a_store_that_does_not_answer_for_a_while_may_do_so_at_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_answer(*_: object, **__: object) -> None:
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr(DirectoryStore, "get", no_answer)
+    with pytest.raises(StepError, match="no answer") as error:
+        directory.check(str(tmp_path))
+    assert error.value.code == ExitCode.TRY_AGAIN
 
 
 @pytest.mark.parametrize(
