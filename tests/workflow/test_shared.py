@@ -60,3 +60,19 @@ def test_two_runs_with_one_mutex_take_turns(tmp_path: Path, monkeypatch: pytest.
 
     asyncio.run(both())
     assert (tmp_path / "ran").read_text().split() == ["begins", "ends"] * 4
+
+
+def test_a_name_that_is_too_long_for_a_file_is_still_a_lock_a_holder_and_a_cache(tmp_path: Path) -> None:
+    nodes = [f"one[0].a({number}:{'ü' * 200})" for number in range(2)]
+    lock, other = (Lock(f"default/Mutex/{'ü' * 200}{end}", 1) for end in "ab")
+    one, two = SharedState(tmp_path, "one"), SharedState(tmp_path, "two")
+    assert one.take_locks(nodes[0], [lock])
+    assert not one.take_locks(nodes[1], [lock])
+    assert not two.take_locks("two.a", [lock])
+    assert two.take_locks("two.a", [other])
+    assert one.lock_holders() == {nodes[0]}
+    one.release_locks(nodes[0])
+    assert one.lock_holders() == set()
+    assert one.take_locks(nodes[1], [lock])
+    one.remember("c" * 253, "key", {"parameters": [], "artifacts": [], "result": "r"}, 100.0)
+    assert two.look_up(Memo("c" * 253, "key", None), 100.0).result == "r"

@@ -70,7 +70,7 @@ class Engine:
             state_before.name, state_before.uid, state_before.created,
             state_before.manifest.with_parameters(event.parameters),
             event.time,
-            state_before.lives + 1, node_completion.reusable_nodes(self, {*event.again}),
+            state_before.lives + 1, node_completion.reusable_nodes(self, {*event.again}, event.after_failures),
         )  # fmt: skip
         self._begin_life()
 
@@ -100,8 +100,9 @@ class Engine:
             case NodeSet():
                 node_completion.set_node(self, event)
             case GateOpened():
-                gate = self.state.gates.pop(event.node)
-                gate.then(GateResult(event.hit, event.parameters, event.artifacts, event.result), event.time)
+                # There is none any more if the deadline passed, or a stop was logged, before the event.
+                if gate := self.state.gates.pop(event.node, None):
+                    gate.then(GateResult(event.hit, event.parameters, event.artifacts, event.result), event.time)
             case RunResumed():
                 self._resume(event)
         self.advance(event.time)

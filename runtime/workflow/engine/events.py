@@ -78,6 +78,8 @@ class RunResumed(msgspec.Struct, frozen=True, tag=True):
     """Nodes that succeeded and run again all the same, with everything after them."""
     parameters: dict[str, str] = {}
     """New values of workflow parameters."""
+    after_failures: bool = False
+    """Whether hooks of what failed and what came after it run again, too. Logs of earlier versions do not say so."""
 
 
 class NodesResumed(msgspec.Struct, frozen=True, tag=True):

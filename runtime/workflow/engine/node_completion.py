@@ -5,6 +5,7 @@ from typing import Any
 from everstep.runtime.workflow.engine.containers import ContainerExit, verdict
 from everstep.runtime.workflow.engine.events import INIT_FAILED, NodeSet, NodesResumed, PodEnded
 from everstep.runtime.workflow.engine.nodes import Node, NodeType, Outputs, Phase
+from everstep.runtime.workflow.engine.retries import RetryRun
 from everstep.runtime.workflow.engine.scheduler import Scheduler
 from everstep.runtime.workflow.expressions import ExpressionError
 from everstep.runtime.workflow.expressions.values import parameter_text
@@ -12,15 +13,15 @@ from everstep.runtime.workflow.manifest.durations import DurationError, parse_in
 from everstep.runtime.workflow.manifest.fields import list_at
 
 TOO_LONG = "Pod was active on the node longer than the specified deadline"
-TOO_LATE = "Step exceeded its deadline"
 NOT_SET = "raw output parameter '{}' has not been set and does not have a default value"
+GROUPS = (NodeType.DAG, NodeType.STEPS, NodeType.STEP_GROUP, NodeType.TASK_GROUP, NodeType.RETRY)
 
 
 def begin_leaf(engine: Scheduler, node: Node, now: float) -> None:
     """Set the timers of a new leaf node. A timeout or deadline that cannot be read ends it with Error."""
     if node.spec.get("containerSet"):
         add_containers(engine, node, now)
-    if (engine.state.late or engine.state.shutdown) and not engine.state.in_exit_handler(node):
+    if engine.state.is_stopped(node):
         _stop_node(engine, node, now, at_once=False)
         return
     try:
@@ -79,24 +80,33 @@ def end_daemons(engine: Scheduler, boundary: Node, now: float) -> None:
 
 
 def shut_down(engine: Scheduler, now: float, at_once: bool = False) -> None:
-    """Stop every open node. Only `Terminate` stops the exit handler, too. `at_once`: without time to save anything."""
-    for node in engine.state.open_nodes():
-        if engine.state.shutdown == "Terminate" or not engine.state.in_exit_handler(node):
-            _stop_node(engine, node, now, at_once)
-    if engine.root.suspended and engine.state.shutdown:
-        engine.root.finish(Phase.FAILED, f"Stopped with strategy '{engine.state.shutdown}'", now)
+    """Stop every open node, and what waits for a lock or for its next attempt.
+
+    Only `Terminate` stops the exit handler, too. `at_once`: without time to save anything.
+    """
+    state = engine.state
+    for node in filter(state.is_stopped, state.open_nodes()):
+        _stop_node(engine, node, now, at_once)
+    for gate in list(state.gates.values()):
+        if gate.call is not None and state.is_stopped(gate.call):
+            del state.gates[gate.name]
+            engine.factory.skip(gate.call, Phase.FAILED, state.stop_message(), now)
+    for composite in list(state.composites.values()):
+        if isinstance(composite, RetryRun):
+            composite.end_if_stopped(now)
+    stopped = f"Stopped with strategy '{state.shutdown}'" if state.shutdown else ""
+    if any(gate.call is None for gate in state.gates.values()) or (engine.root.suspended and stopped):
+        engine.root.finish(Phase.FAILED, stopped or state.stop_message(), now)
 
 
 def _stop_node(engine: Scheduler, node: Node, now: float, at_once: bool) -> None:
-    pod = f"workflow shutdown with strategy:  {engine.state.shutdown}"
-    stop_message = f"Stopped with strategy '{engine.state.shutdown}'"
+    message = engine.state.stop_message()
     if node.type in (NodeType.POD, NodeType.HTTP) and node.phase is Phase.RUNNING:
-        engine.kill(
-            node, pod if engine.state.shutdown else TOO_LATE, at_once=at_once and engine.state.shutdown == "Terminate"
-        )
-    else:
-        message = stop_message if node.type is NodeType.SUSPEND else pod
-        engine.set_phase(node, Phase.FAILED, now, message if engine.state.shutdown else TOO_LATE)
+        engine.kill(node, message, at_once=at_once and engine.state.shutdown == "Terminate")
+        return
+    if node.type is NodeType.SUSPEND and engine.state.shutdown:
+        message = f"Stopped with strategy '{engine.state.shutdown}'"
+    engine.set_phase(node, Phase.FAILED, now, message)
 
 
 def resume_nodes(engine: Scheduler, event: NodesResumed) -> None:
@@ -248,27 +258,49 @@ def _with_location(entry: dict[str, Any], key: str) -> dict[str, Any]:
     return dict(entry) if entry.get("http") else {**entry, "s3": {**(entry.get("s3") or {}), "key": key}}
 
 
-def reusable_nodes(engine: Scheduler, again: set[str]) -> dict[str, Node]:
+def reusable_nodes(engine: Scheduler, again: set[str], after_failures: bool) -> dict[str, Node]:
     """Leaf nodes that need not run again when a run is resumed: they succeeded, or a later attempt did.
 
-    `again`: nodes that run again all the same, with everything below and after them.
+    `again`: nodes that run again all the same, with everything below and after them. `after_failures`: so do hooks of
+    what failed, and everything after it.
     """
-    pods = {node.owner for name in again if (node := engine.state.nodes[name]).type is NodeType.CONTAINER}
-    anew, queue = again | pods, [*again, *pods]
+    nodes = engine.state.nodes
+    pods = {node.owner for name in again if (node := nodes[name]).type is NodeType.CONTAINER}
+    anew = again | pods
+    for node in nodes.values():
+        if after_failures and node.phase.bad and not _has_later_success(engine, node):
+            anew.update(_names_after(engine, node))
+    queue = [*anew]
     for name in queue:
-        more = [child for child in engine.state.nodes[name].children if child not in anew]
+        # A call that a limit still held when the run ended has no node.
+        more = [child for child in nodes[name].children if child not in anew] if name in nodes else []
         anew.update(more)
         queue += more
     reusable = dict(engine.state.kept)
-    for node in engine.state.nodes.values():
+    for node in nodes.values():
         exits = node.name.startswith(f"{engine.state.name}.onExit")
         if node.type in (NodeType.POD, NodeType.HTTP, NodeType.SUSPEND) and not exits:
-            is_kept, above = node.phase is Phase.SUCCEEDED, engine.state.nodes.get(node.owner)
-            while above is not None and not is_kept:
-                is_kept = above.type is NodeType.RETRY and above.phase is Phase.SUCCEEDED
-                above = engine.state.nodes.get(above.owner)
+            is_kept = node.phase is Phase.SUCCEEDED or _has_later_success(engine, node)
             if is_kept and node.phase.fulfilled:
                 reusable[node.name] = node
         elif node.type is NodeType.CONTAINER and node.owner in reusable:
             reusable[node.name] = node
     return {name: node for name, node in reusable.items() if name not in anew}
+
+
+def _has_later_success(engine: Scheduler, node: Node) -> bool:
+    """Whether the node belongs to an attempt of a Retry node that has succeeded."""
+    above = engine.state.nodes.get(node.owner)
+    while above is not None:
+        if above.type is NodeType.RETRY and above.phase is Phase.SUCCEEDED:
+            return True
+        above = engine.state.nodes.get(above.owner)
+    return False
+
+
+def _names_after(engine: Scheduler, node: Node) -> list[str]:
+    """A node's hooks, what comes after it, a pod's containers: its children but what a group or Retry is made of."""
+    if node.type not in GROUPS:
+        return node.children
+    children = [child for name in node.children if (child := engine.state.nodes.get(name)) is not None]
+    return [child.name for child in children if node.name not in (child.owner, child.boundary)]

@@ -88,12 +88,14 @@ class NodeFactory:
         except ExpressionError as error:
             self.skip(call, Phase.ERROR, str(error), now, error_raised=str(error))
             return
-        if locks and not call.scope.get("retries"):
-            engine.wait_for_gate(
-                Gate(call.name, locks=locks, then=lambda _, at: self._look_up_memo(call, kind, spec, at))
-            )
-        else:
+        if not locks or call.scope.get("retries"):
             self._look_up_memo(call, kind, spec, now)
+        elif engine.state.is_stopped(call):
+            self.skip(call, Phase.FAILED, engine.state.stop_message(), now)
+        else:
+            engine.wait_for_gate(
+                Gate(call.name, locks=locks, call=call, then=lambda _, at: self._look_up_memo(call, kind, spec, at))
+            )
 
     def _look_up_memo(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
         """Look for memoized outputs, if the template asks for them."""
@@ -107,7 +109,7 @@ class NodeFactory:
             def then(gate: GateResult, at: float) -> None:
                 self._proceed(call, kind, spec, at, memo, gate)
 
-            self._engine.wait_for_gate(Gate(call.name, memo=memo, then=then))
+            self._engine.wait_for_gate(Gate(call.name, memo=memo, then=then, call=call))
         else:
             self._proceed(call, kind, spec, now)
 
@@ -117,6 +119,8 @@ class NodeFactory:
             node = self._add_node(call, TYPES.get(kind, NodeType.POD), Phase.RUNNING, spec, now)
             node.memo, node.memo_hit = (memo.cache, memo.key), True
             node.outputs = Outputs(gate.parameters, gate.artifacts, gate.result, "0" if kind in PODS else "")
+            if kind in PODS:  # The outputs of steps and DAGs are exported where a DAG calls them, as on Argo.
+                self._engine.variables.export(node)
             self._engine.set_phase(node, Phase.SUCCEEDED, now)
             return
         strategy = spec.get("retryStrategy", self._engine.state.manifest.spec.get("retryStrategy"))
@@ -167,6 +171,7 @@ class NodeFactory:
 
     def _restore_node(self, node: Node) -> None:
         """Take over a node that ended in an earlier life, with its containers; other children are attached again."""
+        self._engine.variables.export(node)
         queue = [node]
         for restored in queue:
             below = [kept_child for name in restored.children if (kept_child := self._engine.state.kept.get(name))]

@@ -36,28 +36,32 @@ class RetryRun:
         self._node = node
         self._call = call
         self._attempts: list[Node] = []
+        self._is_waiting = False
+        """Whether a timer will start the next attempt."""
 
     def begin(self, now: float) -> None:
         """Start the first attempt."""
         self._start_attempt(now)
 
     def end_backoff(self, now: float) -> None:
-        """Start the next attempt: the backoff is over. End instead if the run was stopped meanwhile."""
-        if self._node.phase.fulfilled:
-            return
-        last = self._attempts[-1]
-        if self._is_stopped():
-            self._finish(Decision(None, last.phase, last.message), last, now)
-        else:
+        """Start the next attempt: the backoff is over."""
+        if self._is_waiting:
             self._start_attempt(now)
 
-    def _is_stopped(self) -> bool:
-        return bool(self._engine.state.shutdown or self._engine.state.late) and not self._engine.state.in_exit_handler(
-            self._node
-        )
+    def end_if_stopped(self, now: float) -> None:
+        """End instead of waiting for the next attempt, if a stop or the deadline lets none begin."""
+        if self._is_waiting and self._engine.state.is_stopped(self._node):
+            self._finish(self._stop_decision(), self._attempts[-1], now)
+
+    def _stop_decision(self) -> Decision:
+        """The end of a stopped node, with the phase of its last attempt."""
+        last, strategy = self._attempts[-1], self._engine.state.shutdown
+        is_stopped = strategy and last.phase.bad
+        return Decision(None, last.phase, f"Stopped with strategy '{strategy}'" if is_stopped else last.message)
 
     def _start_attempt(self, now: float) -> None:
         number = len(self._attempts)
+        self._is_waiting = False
         self._node.message = ""
         call = self._call._replace(
             name=f"{self._node.name}({number})", display_name=f"{self._call.display_name}({number})",
@@ -86,10 +90,8 @@ class RetryRun:
             return
         self._attempts.append(child)
         strategy = self._node.spec["retryStrategy"]
-        if self._is_stopped():
-            message = f"Stopped with strategy '{self._engine.state.shutdown}'"
-            is_stopped = self._engine.state.shutdown and child.phase.bad
-            decision = Decision(None, child.phase, message if is_stopped else child.message)
+        if self._engine.state.is_stopped(self._node):
+            decision = self._stop_decision()
         else:
             decision = decide(strategy, self._attempts, now)
         if decision.at is None:
@@ -98,9 +100,11 @@ class RetryRun:
             self._start_attempt(now)
         else:
             self._node.message = f"Backoff for {decision.at - now:.0f} seconds"
+            self._is_waiting = True
             self._engine.set_timer(decision.at, "again", self._node.name)
 
     def _finish(self, decision: Decision, last: Node, now: float) -> None:
+        self._is_waiting = False
         if not decision.raised:
             self._node.outputs = last.outputs
         self._engine.set_phase(

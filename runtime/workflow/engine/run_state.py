@@ -6,8 +6,11 @@ from typing import Any, NamedTuple, Protocol
 
 from everstep.runtime.workflow.engine.gates import GateResult, Lock, Memo
 from everstep.runtime.workflow.engine.nodes import MAX_NODES, Node
+from everstep.runtime.workflow.engine.template_call import Call
 from everstep.runtime.workflow.expressions import ExpressionError
 from everstep.runtime.workflow.manifest.parse import Manifest
+
+TOO_LATE = "Step exceeded its deadline"
 
 
 class Composite(Protocol):
@@ -30,6 +33,8 @@ class Gate(NamedTuple):
     then: Callable[[GateResult, float], None]
     locks: list[Lock] = []  # noqa: RUF012
     memo: Memo | None = None
+    call: Call | None = None
+    """What is to begin; None: the whole workflow."""
 
 
 class Kill(NamedTuple):
@@ -95,14 +100,24 @@ class RunState:
         """How many more nodes the run may have. Calls that wait for a limit, a lock or a memo count as nodes."""
         return MAX_NODES - len(self.nodes) - self.waiting - len(self.gates)
 
-    def in_exit_handler(self, node: Node) -> bool:
-        """Whether the node belongs to the workflow's exit handler."""
+    def in_exit_handler(self, node: Node | Call) -> bool:
+        """Whether the node, or the one that a call would make, belongs to the workflow's exit handler."""
         while node.name not in self.exits:
             above = self.nodes.get(node.owner) or self.nodes.get(node.boundary)
             if above is None:
                 return False
             node = above
         return True
+
+    def is_stopped(self, node: Node | Call) -> bool:
+        """Whether a stop or the deadline keeps a node from running. Only `Terminate` stops the exit handler, too."""
+        if self.shutdown == "Terminate":
+            return True
+        return (bool(self.shutdown) or self.late) and not self.in_exit_handler(node)
+
+    def stop_message(self) -> str:
+        """Why a stopped node that did not run has failed, in Argo's words."""
+        return f"workflow shutdown with strategy:  {self.shutdown}" if self.shutdown else TOO_LATE
 
     def declared_outputs(self, task: Mapping[str, Any], boundary: Node) -> Mapping[str, Any]:
         """The outputs that the template of a task declares."""

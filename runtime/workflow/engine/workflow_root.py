@@ -164,6 +164,7 @@ class Root:
             self.finish(self.phase, self.message, now)
 
     def finish(self, phase: Phase, message: str, now: float) -> None:
-        """End the workflow: no node begins any more."""
+        """End the workflow: no node begins any more, and none waits for a lock, which nobody would release."""
         self.phase, self.message = phase, message
         self._engine.state.finished = now
+        self._engine.state.gates.clear()

@@ -4,12 +4,14 @@ The launcher asks a `runner` to start them; `isolation` says which folders a pod
 allows no namespaces, the folders that a template declares are rewritten in the pod's command instead.
 """
 
+import errno
 import json
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,6 +41,8 @@ NOT_STARTED = 64
 """Exit code of a container whose command is not there, or whose output is a directory, as Argo's emissary gives it."""
 REPORT_BYTES = 8 << 20
 """Of the report of several containers."""
+UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+"""Errors after which the run can be resumed once there is room; any other error of a pod's files is its own."""
 NO_MOUNTS: Mapping[str, tuple[str, bool]] = MappingProxyType({})
 NO_STAGED: Mapping[str, str] = MappingProxyType({})
 _decode_report = msgspec.json.Decoder(list[tuple[str, int, str]]).decode
@@ -102,6 +106,9 @@ class Pod:
         pod_folders = list(filter(None, folders))
         folder = folders.begin(template.get("container") or template.get("script") or {}, command)
         words = [*command, *container_command.environment.values()]
+        several = has_several_containers(template)
+        if several:
+            words += _container_words(json.loads(self.spec_file.read_text()))
         root = self._make_root(template, words, folder, [*pod_folders, self._run_folder], mounts, sandbox)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         is_isolated = has_namespaces()
@@ -110,7 +117,6 @@ class Pod:
             source = isolation.rewrite_paths(str(template["script"].get("source") or ""), moved_folders)
             self._write_script(root, SCRIPT_PATH, source)
         command = [isolation.rewrite_paths(word, moved_folders) for word in command]
-        several = has_several_containers(template)
         shut_in = (
             sandbox.spawner_request(self._run_folder, self.handoff_folder, pod_folders, several) if sandbox else None
         )
@@ -181,7 +187,7 @@ class Pod:
             if volume is not None and place.exists():
                 target = resolve_inside(Path(mounts[volume][0]), path[len(volume) + 1 :])
                 target.parent.mkdir(parents=True, exist_ok=True)
-                place.rename(target)
+                _move(place, target)
             elif place.exists():
                 inputs[path] = (str(place), False)
         absent = _missing_working_dirs(template) if has_namespaces() else []
@@ -296,6 +302,24 @@ def _declared_paths(template: Mapping[str, Any], folder: str) -> list[str]:
     for side in ("inputs", "outputs"):
         paths += [entry.get("path") for entry in list_at(template, side, "artifacts")]
     return [os.path.join(folder, str(path)) for path in paths if path]
+
+
+def _move(place: Path, target: Path) -> None:
+    """Move a file or folder, also to another file system. As on Argo, it replaces a file, but no folder with files."""
+    try:
+        place.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".load-") as folder:
+            Path(shutil.move(place, Path(folder, "moved"))).rename(target)
+
+
+def _container_words(spec: Mapping[str, Any]) -> Iterator[str]:
+    """Words of the commands and variables of several containers, by the spec of `podrun`."""
+    for container in (container for kind in ("init", "main", "sidecars") for container in spec[kind]):
+        yield from container["command"]
+        yield from container["environment"].values()
 
 
 def _script_texts(template: Mapping[str, Any]) -> Iterator[str]:

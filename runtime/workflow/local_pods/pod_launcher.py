@@ -26,7 +26,15 @@ from everstep.runtime.workflow.local_pods import http_template, progress, volume
 from everstep.runtime.workflow.local_pods.clock import Clock
 from everstep.runtime.workflow.local_pods.inherited_variables import inherited_variables
 from everstep.runtime.workflow.local_pods.interpreter import search_path
-from everstep.runtime.workflow.local_pods.pod import NOT_STARTED, SCRIPT_PATH, Folders, Pod, PodError, check_command
+from everstep.runtime.workflow.local_pods.pod import (
+    NOT_STARTED,
+    SCRIPT_PATH,
+    UNWRITABLE_ERRNOS,
+    Folders,
+    Pod,
+    PodError,
+    check_command,
+)
 from everstep.runtime.workflow.local_pods.pod_outputs import collect
 from everstep.runtime.workflow.local_pods.sandbox import Sandbox
 from everstep.runtime.workflow.local_pods.spawner import RESULT_BYTES
@@ -105,11 +113,18 @@ class PodLauncher:
                 await asyncio.to_thread(self._repository.load, entry, pod.artifact_path(entry), ending)
 
     def start_request(self, node: Node) -> dict[str, Any]:
-        """The request with which the runner starts the pod. Raises PodError, MissingObjectError."""
+        """The request with which the runner starts the pod.
+
+        Raises PodError, MissingObjectError, and OSError where nothing can be written any more.
+        """
         try:
             return self._start_request(node, self.pod(node))
         except BadPathError as error:
             raise PodError(str(error)) from None
+        except OSError as error:
+            if isinstance(error, PodError) or error.errno in UNWRITABLE_ERRNOS:
+                raise
+            raise PodError(f"{error.filename2 or error.filename or 'pod'}: {error.strerror or error}") from None
 
     def _start_request(self, node: Node, pod: Pod) -> dict[str, Any]:
         if node.spec.get("http"):

@@ -39,7 +39,7 @@ def main() -> None:
 
 def _run(spec: dict[str, Any], sidecar_ends: list[tuple[str, int, str]]) -> int:
     for container in spec["init"]:
-        code = _exit_code(_start(container, spec["shut_in"]).wait())
+        code = _wait(_start(container, spec["shut_in"]))
         sidecar_ends.append((container["name"], code, ""))
         if code or _stopping.is_set():
             return code
@@ -78,8 +78,10 @@ def _run_main(
 
 def _run_once(spec: dict[str, Any], container: dict[str, Any]) -> int:
     if container["name"] != "main" or not spec["capture"]:
-        return _exit_code(_start(container, spec["shut_in"]).wait())
+        return _wait(_start(container, spec["shut_in"]))
     process = _start(container, spec["shut_in"], stdout=subprocess.PIPE)
+    if process is None:
+        return NEVER_RAN
     assert process.stdout is not None
     last = bytearray()
     while piece := os.read(process.stdout.fileno(), 65536):
@@ -88,10 +90,11 @@ def _run_once(spec: dict[str, Any], container: dict[str, Any]) -> int:
         os.write(1, piece)
     with open(spec["capture"], "wb") as capture_file:
         capture_file.write(last)
-    return _exit_code(process.wait())
+    return _wait(process)
 
 
-def _start(container: dict[str, Any], shut_in: bool, stdout: int | None = None) -> "subprocess.Popen[bytes]":
+def _start(container: dict[str, Any], shut_in: bool, stdout: int | None = None) -> "subprocess.Popen[bytes] | None":
+    """Start a container. None, and one line in the log, where it cannot be: it ends with NEVER_RAN, as on Argo."""
     command, folder = container["command"], container["cwd"]
     if container["mounts"] or shut_in:
         program = os.path.join(os.path.dirname(__file__), "spawner.py")
@@ -105,27 +108,40 @@ def _start(container: dict[str, Any], shut_in: bool, stdout: int | None = None) 
             *command,
         ]
         folder = None  # The folder may be in a volume, which `spawner` binds first.
-    return subprocess.Popen(command, env=container["environment"], cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout)
+    try:
+        return subprocess.Popen(
+            command, env=container["environment"], cwd=folder, stdin=subprocess.DEVNULL, stdout=stdout
+        )
+    except OSError as error:  # Its program is not there in the pod, or is none, or its arguments are too long.
+        why = f"{error.filename or command[0]}: {error.strerror}"
+    except ValueError as error:  # A zero byte in an argument or a variable.
+        why = str(error)
+    print(f"{container['name']}: failed to start command: {why}", file=sys.stderr, flush=True)
+    return None
+
+
+def _wait(process: "subprocess.Popen[bytes] | None") -> int:
+    return NEVER_RAN if process is None else _exit_code(process.wait())
 
 
 def _exit_code(status: int) -> int:
     return 128 - status if status < 0 else status
 
 
-def _end_sidecars(sidecars: list[tuple[str, "subprocess.Popen[bytes]"]]) -> list[tuple[str, int, str]]:
+def _end_sidecars(sidecars: list[tuple[str, "subprocess.Popen[bytes] | None"]]) -> list[tuple[str, int, str]]:
     """End the sidecars: SIGTERM, then SIGKILL after GRACE_S. Returns their reports."""
     for _, process in sidecars:
-        if process.poll() is None:
+        if process is not None and process.poll() is None:
             process.terminate()
     until = time.monotonic() + GRACE_S
     endings = []
     for name, process in sidecars:
-        try:
-            process.wait(max(0.0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        endings.append((name, _exit_code(process.returncode), ""))
+        if process is not None:
+            try:
+                process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+        endings.append((name, _wait(process), ""))
     return endings
 
 

@@ -173,7 +173,7 @@ def _become_container(own: dict[str, Any], folder: str, command: list[str]) -> N
         os.execvp(command[0], command)
     except OSError as error:
         print(f"{error.filename or 'container'}: {error.strerror}", file=sys.stderr, flush=True)
-    os._exit(1)
+    os._exit(64)  # As Argo gives a container that cannot be started; so does `podrun`.
 
 
 def _unshare() -> None:

@@ -172,7 +172,8 @@ class _Executor:
             print(f"{names}: outputs are gone; runs again, with what comes after", file=sys.stderr)
         if nodes_to_repeat or self._options.restart or self.engine.phase is not Phase.SUCCEEDED:
             again = control_requests.succeeded_nodes(self.engine, self._options.restart)
-            self._record(RunResumed(self._clock.now(), [*again, *nodes_to_repeat], dict(self._options.parameters)))
+            nodes_again, parameters = [*again, *nodes_to_repeat], dict(self._options.parameters)
+            self._record(RunResumed(self._clock.now(), nodes_again, parameters, after_failures=True))
 
     @property
     def has_failed(self) -> bool:

@@ -1,6 +1,5 @@
 """The folder of a run: RUNS/NAME. It belongs to one manifest; one launcher at a time holds its lock."""
 
-import errno
 import json
 import os
 import secrets
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from everstep.runtime import faults
 from everstep.runtime.system import atomic, file_lock
+from everstep.runtime.workflow.local_pods.pod import UNWRITABLE_ERRNOS
 from everstep.runtime.workflow.local_pods.sandbox import Sandbox
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.parse import NAME, NO_LIBRARY, ManifestError
@@ -24,8 +24,6 @@ MAX_BASE, RANDOM = 58, 5
 """The most characters of `generateName` in a name, so that 5 random ones more fit into a label."""
 ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 """What Kubernetes takes random characters from: no vowels, and nothing that is read as something else."""
-UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
-"""Errors after which the run can be resumed once there is room."""
 
 
 class CannotWriteError(OSError):

@@ -4,6 +4,7 @@ A holder of a lock is a file named after its run and node. It stays while the ru
 launcher, as a workflow on Argo does; the launcher that finishes or resumes the run removes it.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +17,9 @@ from everstep.runtime.system import atomic
 from everstep.runtime.system.file_lock import hold_lock
 from everstep.runtime.workflow.engine.gates import GateResult, Lock, Memo
 
+MAX_NAME_BYTES = 200
+"""Bytes of a file's name without a hash and an ending; a file system takes 255. A longer one is cut and gets a hash."""
+
 
 class SharedState:
     """The shared state of a runs folder, as one run uses it."""
@@ -27,27 +31,35 @@ class SharedState:
     def take_locks(self, node: str, locks: Iterable[Lock]) -> bool:
         """Take all of these locks for a node, or none. Returns whether they were taken."""
         with self._guard():
-            places = [(self._folder / "locks" / quote(lock.name, safe=""), lock.limit) for lock in locks]
-            own = quote(f"{self._run}/{node}", safe="")
+            places = [(self._folder / "locks" / _file_name(lock.name), lock.limit) for lock in locks]
+            own = self._holder(node)
             for place, limit in places:
                 place.mkdir(parents=True, exist_ok=True)
                 if len([holder for holder in place.iterdir() if holder.name != own]) >= limit:
                     return False
             for place, _ in places:
-                (place / own).touch()
+                # The file's name may be cut, so the node's stands in it; it is renamed so that none is without it.
+                fresh = self._folder / "holder"
+                fresh.write_bytes(node.encode())
+                fresh.replace(place / own)
         return True
 
     def lock_holders(self) -> set[str]:
         """Nodes of this run that hold a lock."""
         prefix = quote(f"{self._run}/", safe="")
-        names = [path.name for path in self._folder.glob("locks/*/*")]
-        return {unquote(name.removeprefix(prefix)) for name in names if name.startswith(prefix)}
+        paths = [path for path in self._folder.glob("locks/*/*") if path.name.startswith(prefix)]
+        # Earlier versions left the file empty.
+        return {path.read_bytes().decode() or unquote(path.name.removeprefix(prefix)) for path in paths}
 
     def release_locks(self, node: str) -> None:
         """Release all locks of a node."""
         for path in self._folder.glob("locks/*/*"):
-            if path.name == quote(f"{self._run}/{node}", safe=""):
+            if path.name == self._holder(node):
                 path.unlink(missing_ok=True)
+
+    def _holder(self, node: str) -> str:
+        """The name of the file that says that a node of this run holds a lock."""
+        return _file_name(f"{self._run}/{node}")
 
     def look_up(self, memo: Memo, now: float) -> GateResult:
         """What a cache has under the key, if it is young enough."""
@@ -66,7 +78,7 @@ class SharedState:
             atomic.replace(place, json.dumps(cache_entries))
 
     def _cache_path(self, cache: str) -> Path:
-        return self._folder / "memo" / f"{quote(cache, safe='')}.json"
+        return self._folder / "memo" / f"{_file_name(cache)}.json"
 
     def _read_cache(self, cache: str) -> dict[str, Any]:
         try:
@@ -79,3 +91,11 @@ class SharedState:
         self._folder.mkdir(parents=True, exist_ok=True)
         with hold_lock(self._folder / "guard", os.O_RDWR | os.O_CREAT):
             yield
+
+
+def _file_name(name: str) -> str:
+    """The name of a file for any text."""
+    quoted = quote(name, safe="")
+    if len(quoted) <= MAX_NAME_BYTES:
+        return quoted
+    return f"{quoted[:MAX_NAME_BYTES]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
