@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -36,6 +36,7 @@ ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUM
 _WITHOUT_DRIVER = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """1: torch.cuda.is_available asks NVML, and does not initialize the driver, after which a fork could not use CUDA. Many
 packages call it when they are imported (PyTorch, "CUDA semantics", poison fork)."""
+_ENDS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
 _CLONE_PARENT = 0x8000
 _SYS_CLONE = {"x86_64": 56, "aarch64": 220}
@@ -64,7 +65,7 @@ class _Server:
         """pidfd -> (id, pid)"""
         self._told = set[int]()
         """The workers that lived when this process was told to end: they were told, too, if all processes were."""
-        for signum in (signal.SIGTERM, signal.SIGINT):  # The agent decides what follows.
+        for signum in _ENDS:  # The agent decides what follows.
             signal.signal(signum, lambda *_: self._told.update(number for number, _ in self._workers.values()))
 
     def serve(self) -> None:
@@ -98,14 +99,18 @@ class _Server:
 
     def _fork(self, spawn: Spawn, stdout: int, stderr: int) -> None:
         server = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            self._become_worker(server, spawn, stdout, stderr)
-        os.close(stdout)
-        os.close(stderr)
-        pidfd = os.pidfd_open(pid)
-        self._workers[pidfd] = (spawn.id, pid)
-        self._poll.register(pidfd, select.POLLIN)
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)  # Who is told meanwhile knows this worker, or is it.
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_worker(server, spawn, stdout, stderr, mask)
+            os.close(stdout)
+            os.close(stderr)
+            pidfd = os.pidfd_open(pid)
+            self._workers[pidfd] = (spawn.id, pid)
+            self._poll.register(pidfd, select.POLLIN)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _clone(self, channel: int) -> None:
         agent = os.getppid()
@@ -134,7 +139,7 @@ class _Server:
         self._channel.send(_encode(Exited(number, exit_code, died_at, pid, was_told=number in self._told)))
         self._told.discard(number)
 
-    def _become_worker(self, server: int, spawn: Spawn, stdout: int, stderr: int) -> NoReturn:
+    def _become_worker(self, server: int, spawn: Spawn, stdout: int, stderr: int, mask: Collection[int]) -> NoReturn:
         try:
             os.setsid()
             die_with_parent(server)
@@ -149,6 +154,7 @@ class _Server:
             os.close(stderr)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             if spawn.cpus:
                 os.sched_setaffinity(0, spawn.cpus)
             environment = {**self._base, **spawn.environment}

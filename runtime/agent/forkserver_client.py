@@ -16,6 +16,7 @@ from contextlib import suppress
 import msgspec
 
 from everstep.runtime.agent.forkserver_process import ClonedProcess
+from everstep.runtime.agent.process_group import kill_rest
 from everstep.runtime.system.processes import wait_for_end
 
 LARGEST_PACKET = 1 << 18
@@ -255,10 +256,13 @@ class ForkServer:
             await asyncio.to_thread(self._process.wait)
 
     async def _kill_workers(self) -> None:
-        """SIGKILL the workers that outlived the fork server, and wait until they are dead."""
+        """SIGKILL the workers that outlived the fork server, and their groups; wait until the workers are dead."""
         pidfds, self._pidfds = self._pidfds, {}
         for pidfd in pidfds.values():
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        if pidfds:
+            await asyncio.to_thread(kill_rest, {self.pids[number] for number in pidfds})
+        for pidfd in pidfds.values():
             await wait_for_end(pidfd)
             os.close(pidfd)

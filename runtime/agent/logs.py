@@ -115,7 +115,8 @@ class LaunchLogs:
             number = path.name.removeprefix("attempt_")
             if number.isdigit() and int(number) <= attempt - ATTEMPTS:
                 shutil.rmtree(path, ignore_errors=True)
-        self._rotation.paths.clear()
+        # What a survivor keeps from an earlier round may still write there.
+        self._rotation.paths = {path for path in self._rotation.paths if path.exists()}
         self._rotation.start()
 
     def open(self, local_rank: int, rank: int) -> Output:
@@ -145,10 +146,15 @@ class LaunchLogs:
 class DirectOutput:
     """A stream to the console, or to /dev/null."""
 
+    is_open = False
+
     def __init__(self, console: int | None) -> None:
         self.file = os.open(os.devnull, os.O_WRONLY) if console is None else os.dup(console)
 
     def close(self) -> None:
+        pass
+
+    def close_at_end(self) -> None:
         pass
 
     def last_words(self) -> str:
@@ -158,11 +164,16 @@ class DirectOutput:
 class RedirectedOutput:
     """A stream to a file of its own."""
 
+    is_open = False
+
     def __init__(self, path: Path) -> None:
         self._path = path
         self.file = os.open(path, _APPEND | os.O_TRUNC, 0o666)
 
     def close(self) -> None:
+        pass
+
+    def close_at_end(self) -> None:
         pass
 
     def last_words(self) -> str:
@@ -183,24 +194,42 @@ class TeedOutput:
         self._prefix = prefix
         self._needles = [word.encode() for word in filters]
         self._filtered = os.open(filter_path, _APPEND, 0o666) if filter_path else None
-        self._pipe = Pipe(self._write_lines, lambda data: write_all(self._copy, data))
+        self._pipe = Pipe(self._write_lines, self._write_copy, self._close_files)
         self.file = self._pipe.write_end
+
+    @property
+    def is_open(self) -> bool:
+        return self._pipe.is_open
 
     def close(self) -> None:
         self._pipe.close()
-        os.close(self._copy)
-        if self._filtered is not None:
-            os.close(self._filtered)
+
+    def close_at_end(self) -> None:
+        self._pipe.close_at_end()
 
     def last_words(self) -> str:
         return self._pipe.last_words()
 
+    def _close_files(self) -> None:
+        os.close(self._copy)
+        if self._filtered is not None:
+            os.close(self._filtered)
+
+    def _write_copy(self, data: bytes) -> None:
+        if _has_name(self._copy):
+            write_all(self._copy, data)
+
     def _write_lines(self, lines: list[bytes]) -> None:
         if self._console is not None:
             write_lines(self._console, (self._prefix + line + b"\n" for line in lines))
-        if self._filtered is not None:
+        if self._filtered is not None and _has_name(self._filtered):
             matching_lines = [line for line in lines if any(needle in line for needle in self._needles)]
             write_lines(self._filtered, (self._prefix + line + b"\n" for line in matching_lines))
+
+
+def _has_name(file: int) -> bool:
+    """Whether the file was not deleted with the folder of an old attempt: nothing would rotate it any more."""
+    return os.fstat(file).st_nlink > 0
 
 
 class LaunchOutput:
@@ -220,9 +249,17 @@ class LaunchOutput:
         os.close(self.stdout)
         os.close(self.stderr)
 
+    @property
+    def is_open(self) -> bool:
+        return any(stream.is_open for stream in self._streams)
+
     def close(self) -> None:
         for stream in self._streams:
             stream.close()
+
+    def close_at_end(self) -> None:
+        for stream in self._streams:
+            stream.close_at_end()
 
     def last_words(self) -> str:
         """The end of stderr; of stdout if stderr is empty."""

@@ -29,8 +29,17 @@ class Output(Protocol):
         """Close our copies of the worker's descriptors: it has its own, or will never start."""
         ...
 
+    @property
+    def is_open(self) -> bool:
+        """Whether what it gets is read here, and is not closed yet."""
+        ...
+
     def close(self) -> None:
-        """Read the rest of a dead worker's output, then close everything."""
+        """Read the rest of a dead worker's output, then close everything; does nothing if it is closed."""
+        ...
+
+    def close_at_end(self) -> None:
+        """The worker writes to another output from now on: read until no process holds this one, then close it."""
         ...
 
     def last_words(self) -> str:
@@ -57,12 +66,18 @@ class Pipe:
     """A pipe on an event loop that passes lines on as they arrive."""
 
     def __init__(
-        self, on_lines: Callable[[list[bytes]], None], on_bytes: Callable[[bytes], None] | None = None
+        self,
+        on_lines: Callable[[list[bytes]], None],
+        on_bytes: Callable[[bytes], None] | None = None,
+        on_close: Callable[[], None] | None = None,
     ) -> None:
         """`on_lines` gets complete lines without line ends; at close also an unfinished last line. `on_bytes` gets all
-        bytes."""
+        bytes, `on_close` is called when it is closed."""
         self._on_lines = on_lines
         self._on_bytes = on_bytes
+        self._on_close = on_close
+        self.is_open = True
+        self._is_at_end = self._closes_at_end = False
         self._line = b""
         self._last = bytearray()
         self._read, self.write_end = os.pipe()
@@ -71,23 +86,43 @@ class Pipe:
         self._loop.add_reader(self._read, self._on_readable)
 
     def close(self) -> None:
-        """Read what is in the pipe, then close it. Later output of processes that still hold the pipe is lost."""
-        bytes_left = fcntl.fcntl(self._read, fcntl.F_GETPIPE_SZ)
-        while bytes_left > 0 and (chunk_size := self._read_chunk()):
-            bytes_left -= chunk_size
+        """Read what is in the pipe, then close it. Later output of processes that still hold the pipe is lost. Does
+        nothing if it is closed."""
+        if not self.is_open:
+            return
+        self._read_rest()
+        self.is_open = False
         self._loop.remove_reader(self._read)
         os.close(self._read)
-        if self._line:
-            self._on_lines([self._line])
-            self._line = b""
+        if self._on_close is not None:
+            self._on_close()
+
+    def close_at_end(self) -> None:
+        """Read on until no process holds the pipe, then close it. What is in it by now is passed on at once."""
+        self._closes_at_end = True
+        self._read_rest()
+        if self._is_at_end:
+            self.close()
 
     def last_words(self) -> str:
         """The last 16 KiB."""
         return bytes(self._last[-LAST_WORDS:]).decode(errors="replace").strip()
 
     def _on_readable(self) -> None:
-        if not self._read_chunk():
+        self._read_chunk()
+        if self._is_at_end and self._closes_at_end:
+            self.close()
+        elif self._is_at_end:
             self._loop.remove_reader(self._read)
+
+    def _read_rest(self) -> None:
+        """Read what is in the pipe, and pass on an unfinished line."""
+        bytes_left = fcntl.fcntl(self._read, fcntl.F_GETPIPE_SZ)
+        while bytes_left > 0 and (chunk_size := self._read_chunk()):
+            bytes_left -= chunk_size
+        if self._line:
+            self._on_lines([self._line])
+            self._line = b""
 
     def _read_chunk(self) -> int:
         """Read one chunk and return its number of bytes; 0 at the end or if the pipe is empty."""
@@ -96,6 +131,7 @@ class Pipe:
         except BlockingIOError:
             return 0
         if not chunk:
+            self._is_at_end = True
             return 0
         if self._on_bytes is not None:
             self._on_bytes(chunk)
@@ -159,8 +195,15 @@ class _PrefixedOutput:
     def close_descriptors(self) -> None:
         os.close(self.stdout)
 
+    @property
+    def is_open(self) -> bool:
+        return self._pipe.is_open
+
     def close(self) -> None:
         self._pipe.close()
+
+    def close_at_end(self) -> None:
+        self._pipe.close_at_end()
 
     def last_words(self) -> str:
         return self._pipe.last_words()

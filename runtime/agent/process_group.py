@@ -7,6 +7,7 @@ of them is left. Killed with them, it would leave that memory behind in each rou
 
 import os
 import signal
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +22,7 @@ _SWEEPS = 50
 def signal_group(pid: int, signum: int) -> None:
     """Signal the process group of a worker that was not waited for yet; only the worker until it has made its group."""
     with suppress(OSError):
-        if signum == signal.SIGKILL and _kill_beside_trackers(pid):
+        if signum == signal.SIGKILL and _kill_beside_trackers([pid]):
             return
     with suppress(ProcessLookupError, PermissionError):
         try:
@@ -30,21 +31,28 @@ def signal_group(pid: int, signum: int) -> None:
             os.kill(pid, signum)
 
 
-def _kill_beside_trackers(group: int) -> bool:
-    """SIGKILL each process of a group that has a tracker, which ends after them. Whether there is one, and no other
+def kill_rest(groups: Collection[int]) -> None:
+    """SIGKILL what is left of the process groups of workers that somebody else may have waited for. Such a group's
+    number may have become another process's, so only processes that are in it are killed, each by itself."""
+    with suppress(OSError):
+        _kill_beside_trackers(groups, also_without=True)
+
+
+def _kill_beside_trackers(groups: Collection[int], *, also_without: bool = False) -> bool:
+    """SIGKILL each process of groups that have a tracker, which ends after them. Whether there is one, and no other
     process is left that could fork: the kernel forks nothing for a process that has been sent the signal. Raises
-    OSError: this process lacks descriptors."""
+    OSError: this process lacks descriptors. `also_without`: also if there is no tracker."""
     killed: set[int] = set()
     for _ in range(_SWEEPS):
-        members = {pid for pid in all_pids() if group_of(pid) == group}
+        members = {pid for pid in all_pids() if group_of(pid) in groups}
         trackers = {pid for pid in members if _is_tracker(pid)}
-        if not trackers:
+        if not trackers and not also_without:
             return bool(killed) and members <= killed
         new = members - trackers - killed
         if not new:
             return True
         for member in new:
-            if (pidfd := kill_checked(member, lambda pid: group_of(pid) == group)) is not None:
+            if (pidfd := kill_checked(member, lambda pid: group_of(pid) in groups)) is not None:
                 os.close(pidfd)
         killed |= new
     return False

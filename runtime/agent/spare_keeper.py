@@ -1,12 +1,12 @@
 """Keeps a node's warm spares (see `spares`): beside its workers, and instead of them while the node has no seat.
 
-A node that waits for a seat keeps a spare for each of its workers: when it takes a lost node's place, or the job grows,
-its workers have imported, built and compiled everything. A node that comes while a round trains joins when it is warm,
-as its join ends the round.
+A node that waits for a seat keeps a spare for each of its workers that has not survived the last round: when it takes a
+lost node's place, or the job grows, its workers have imported, built and compiled everything. A node that comes while a
+round trains joins when it is warm, as its join ends the round.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -30,8 +30,14 @@ class StartsSpares(Protocol):
 
     spares: Spares
 
-    def start_spare(self, local_rank: int, environment: Mapping[str, str], command: Sequence[str]) -> None:
+    def start_spare(
+        self, local_rank: int, environment: Mapping[str, str], command: Sequence[str], cpus: Sequence[int]
+    ) -> None:
         """Start one."""
+        ...
+
+    def unseated_ranks(self) -> Collection[int]:
+        """The local ranks whose workers have survived the last round, and wait for a seat."""
         ...
 
 
@@ -82,15 +88,19 @@ class SpareKeeper:
 
     async def _look_without_seat(self) -> None:
         """Between two rounds no round runs: then nothing is started."""
-        slots = self._settings.slots
-        if self._workers.spares.warm:
+        spares = self._workers.spares
+        if spares.warm:
             await self._reserve_memory()
-        if len(self._workers.spares.numbers()) >= slots or self._clock() < self._ask_at:
+        if len(spares.numbers()) >= self._unheld_seats() or self._clock() < self._ask_at:
             return
         self._ask_at = self._clock() + _ASK_EVERY_S
         training = await self._ask()
         if training.trains and training.survives and self._seat() is None:
-            self._start_missing(slots, _next_seat(training, self._settings))
+            self._start_missing(self._unheld_seats(), _next_seat(training, self._settings))
+
+    def _unheld_seats(self) -> int:
+        """How many seats of this node no worker waits for: what has survived the last round takes its seat again."""
+        return self._settings.slots - len(self._workers.unseated_ranks())
 
     async def _reserve_memory(self) -> None:
         """Allocate memory for the state that a peer will send: others would wait for that after the join."""
@@ -103,7 +113,12 @@ class SpareKeeper:
         spares = self._workers.spares
         has_failed = spares.failed_at is not None and self._clock() < spares.failed_at + _AFTER_FAILURE_S
         if not spares.rehearses and len(spares.numbers()) < count and not has_failed:
-            self._workers.start_spare(*spare_spec(self._settings, seat, self._folder, len(spares.numbers())))
+            self._workers.start_spare(*spare_spec(self._settings, seat, self._folder, self._next_local_rank()))
+
+    def _next_local_rank(self) -> int:
+        """The part that the fewest spares rehearse, of those that no worker waits to take again."""
+        held, rehearsed = self._workers.unseated_ranks(), self._workers.spares.local_ranks()
+        return min((rank for rank in range(self._settings.slots) if rank not in held), key=rehearsed.count)
 
 
 def _next_seat(training: Training, settings: Settings) -> Seat:

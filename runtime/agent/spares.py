@@ -29,13 +29,17 @@ class Spare:
     """The worker whose part it rehearses."""
     environment: Mapping[str, str]
     command: Sequence[str]
+    cpus: Sequence[int]
+    """Those that it is bound to; empty: all."""
     output: Pipe
     is_warm: bool = False
 
-    def fits(self, environment: Mapping[str, str], command: Sequence[str]) -> bool:
-        """Can it take this worker's place? A process cannot change the devices that it sees."""
+    def fits(self, environment: Mapping[str, str], command: Sequence[str], cpus: Sequence[int]) -> bool:
+        """Can it take this worker's place? A process cannot change the devices that it sees, and what it has in memory
+        is near the CPUs that it is bound to."""
         same_devices = self.environment.get(_DEVICES) == environment.get(_DEVICES)
-        return self.is_warm and same_devices and tuple(self.command) == tuple(command)
+        same_cpus = tuple(self.cpus) == tuple(cpus)
+        return self.is_warm and same_devices and same_cpus and tuple(self.command) == tuple(command)
 
 
 class Spares:
@@ -57,6 +61,10 @@ class Spares:
         """Of all, in the order in which they were started."""
         return list(self._spares)
 
+    def local_ranks(self) -> list[int]:
+        """Whose parts they rehearse."""
+        return [spare.local_rank for spare in self._spares.values()]
+
     @property
     def warm(self) -> int:
         """How many are warm."""
@@ -71,9 +79,11 @@ class Spares:
         """Another one was started."""
         self._spares[number] = spare
 
-    def take(self, local_rank: int, environment: Mapping[str, str], command: Sequence[str]) -> tuple[int, Spare] | None:
+    def take(
+        self, local_rank: int, environment: Mapping[str, str], command: Sequence[str], cpus: Sequence[int]
+    ) -> tuple[int, Spare] | None:
         """Remove and return the spare to take this worker's place: one that rehearsed its part if there is one."""
-        fitting = [number for number, spare in self._spares.items() if spare.fits(environment, command)]
+        fitting = [number for number, spare in self._spares.items() if spare.fits(environment, command, cpus)]
         if not fitting:
             return None
         number = min(fitting, key=lambda number: self._spares[number].local_rank != local_rank)

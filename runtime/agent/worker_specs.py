@@ -1,6 +1,7 @@
 """The start parameters of a node's workers in a round: environment, command, streams and CPUs."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from everstep.runtime.agent.dependencies import Leave
@@ -44,24 +45,26 @@ def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path)
             **worker_variables.variables(seat, local_rank, folder),
         }
         command = worker_command(settings.command, local_rank)
-        cpus = settings.cpus[local_rank] if settings.cpus else ()
-        specs.append(WorkerSpec({**environment, **more}, command, output, cpus))
+        specs.append(WorkerSpec({**environment, **more}, command, output, _cpus(settings, local_rank)))
     return specs
 
 
 def spare_spec(
-    settings: Settings, seat: Seat, folder: Path, number: int
-) -> tuple[int, dict[str, str], tuple[str, ...]]:
-    """Local rank, environment and command of a spare beside `number` others.
+    settings: Settings, seat: Seat, folder: Path, local_rank: int
+) -> tuple[int, dict[str, str], tuple[str, ...], Sequence[int]]:
+    """Local rank, environment, command and CPUs of a spare that rehearses this local rank's part.
 
     They are those of a worker of this round, but it is in no round, and can meet nobody.
     """
-    local_rank = number % settings.slots
     inherited = worker_environment(settings, seat, local_rank, link=str(folder / "link"), base=os.environ)
     own = {name: value for name, value in inherited.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
     frameworks = worker_variables.variables(seat, local_rank, folder)
     environment = {**own, **frameworks, "EVERSTEP_ROUND": "0", SPARE_VARIABLE: "1"}
-    return local_rank, environment, worker_command(settings.command, local_rank)
+    return local_rank, environment, worker_command(settings.command, local_rank), _cpus(settings, local_rank)
+
+
+def _cpus(settings: Settings, local_rank: int) -> Sequence[int]:
+    return settings.cpus[local_rank] if settings.cpus else ()
 
 
 def board_path(folder: Path, local_rank: int) -> Path:

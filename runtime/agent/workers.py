@@ -29,6 +29,10 @@ from everstep.runtime.protocol.survivor_link import LEAVE_S, LostConnection, Nex
 from everstep.runtime.system import life_line
 from everstep.runtime.system.processes import start_time
 
+_MOST_KEPT = 16
+"""Outputs of earlier rounds that are read for one worker. A script whose every round starts a process that stays needs
+more, and this process has only so many descriptors."""
+
 
 @dataclass(frozen=True)
 class WorkerSpec:
@@ -49,9 +53,30 @@ class _Worker:
     traceback: Path
     last_output: Output | Pipe | None = None
     """Of the round before, until the worker writes to the new one."""
+    kept_outputs: list[Output | Pipe] = field(default_factory=list)
+    """Of earlier rounds, as long as processes hold them that the worker started then and keeps, such as those of a
+    DataLoader: without a reader they would end at their next line."""
     failed_with: int = 0
     """It had an error of its own, and was killed because it did not end: it counts as ended with this exit code."""
     dead: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def leave_last_output(self) -> None:
+        """It writes to the new one."""
+        if (output := self.last_output) is None:
+            return
+        self.kept_outputs = [each for each in self.kept_outputs if each.is_open]
+        if len(self.kept_outputs) < _MOST_KEPT:
+            output.close_at_end()
+            self.kept_outputs.append(output)
+        else:
+            output.close()
+        self.last_output = None
+
+    def close_outputs(self) -> None:
+        """It is dead."""
+        for output in (*self.kept_outputs, self.last_output, self.output):
+            if output is not None:
+                output.close()
 
 
 class Seated(NamedTuple):
@@ -134,6 +159,7 @@ class Workers:
         numbers = {worker.local_rank: number for number, worker in self._running.items()}
         self.beside.end_passing()
         again = sorted(numbers)
+        self._leaving = {}
         for local_rank, start in enumerate(starts):
             Path(start.environment[TRACEBACK_VARIABLE]).unlink(missing_ok=True)
             try:
@@ -149,16 +175,18 @@ class Workers:
             self._on_lost()
         return Seated(again, sorted(set(numbers) - set(again)))
 
-    def start_spare(self, local_rank: int, environment: Mapping[str, str], command: Sequence[str]) -> None:
-        """Start a process that rehearses the script as this local rank, and becomes a worker later."""
+    def start_spare(
+        self, local_rank: int, environment: Mapping[str, str], command: Sequence[str], cpus: Sequence[int]
+    ) -> None:
+        """Start a process that rehearses the script as this local rank, on its CPUs, and becomes a worker later."""
         if self._server is None or not self._server.alive:
             return
         number = self._next_number()
-        spare = Spare(local_rank, environment, command, Pipe(lambda _: None))
+        spare = Spare(local_rank, environment, command, cpus, Pipe(lambda _: None))
         self.spares.add(number, spare)
         try:
             own = () if tuple(command) == self._command else tuple(command)
-            spawn = Spawn(number, environment, own, life_line=self._life_line(number))
+            spawn = Spawn(number, environment, own, tuple(cpus), self._life_line(number))
             self._server.spawn(spawn, spare.output.write_end, spare.output.write_end)
         except ForkServerLost:
             pass  # Its loss ends all processes, including this one, which never started.
@@ -169,9 +197,13 @@ class Workers:
         """Has a worker of this round asked to survive it?"""
         return self._survivors.any_in(round_)
 
+    def unseated_ranks(self) -> frozenset[int]:
+        """The local ranks of the workers that leave the last round, or have left it, and wait for the next one."""
+        return frozenset(worker.local_rank for number, worker in self._running.items() if number in self._leaving)
+
     def _take_spare(self, round_: int, local_rank: int, start: WorkerSpec) -> int:
         """Make a warm spare this worker; returns its number, 0 if there is none."""
-        if (spare_process := self.spares.take(local_rank, start.environment, start.command)) is None:
+        if (spare_process := self.spares.take(local_rank, start.environment, start.command, start.cpus)) is None:
             return 0
         number, spare = spare_process
         self._running[number] = _Worker(
@@ -316,8 +348,7 @@ class Workers:
     def _on_seated(self, pid: int) -> None:
         for number, worker in self._running.items():
             if self._pid(number) == pid and worker.last_output is not None:
-                worker.last_output.close()
-                worker.last_output = None
+                worker.leave_last_output()
                 self._on_start(worker.local_rank, pid)
 
     def _on_lost_connection(self, pid: int, message: LostConnection) -> None:
@@ -355,9 +386,7 @@ class Workers:
             self._report_end(worker, exited)
 
     def _report_end(self, worker: _Worker, exited: Exited) -> None:
-        if worker.last_output is not None:
-            worker.last_output.close()
-        worker.output.close()
+        worker.close_outputs()
         if worker.failed_with and exited.exit_code == -signal.SIGKILL:
             exited = msgspec.structs.replace(exited, exit_code=worker.failed_with)
         if exited.was_told and not exited.exit_code:  # By its own handler.

@@ -25,7 +25,7 @@ class Survey:
     """The result of a survey of the job's checkpoints in the store."""
 
     unjournaled: tuple[Stored, ...] = ()
-    """Committed checkpoints, newest first, that may be intact and that the journal does not know."""
+    """Committed checkpoints, newest first, that may be intact and of which the journal knows no commit."""
     refusals: tuple[Refusal, ...] = ()
     """Checkpoints that are damaged or cannot be read."""
     rounds: int = 0

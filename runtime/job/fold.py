@@ -90,7 +90,7 @@ def _apply_job_reopened(state: State, record: JobReopened) -> State:
     ]
     return with_nodes(
         state, *nodes, since=record.time, began_at=0.0, relaunches={}, restarts={}, given_up={}, blamed={}, stalled=0,
-        ended=None, hang=None, slow=(), finished={}, excused=frozenset(), refused=(), moved_for=(),
+        reached=0, ended=None, hang=None, slow=(), finished={}, excused=frozenset(), refused=(), moved_for=(),
         slow_replaced=frozenset(), broken=None, reason="taken up again",
     )  # fmt: skip
 

@@ -22,7 +22,7 @@ from everstep.runtime.job.records import (
     RoundFormed,
     SlowSeen,
 )
-from everstep.runtime.job.state import State, member_names, next_round, require_node, with_nodes
+from everstep.runtime.job.state import State, member_names, next_round, require_node, restore_point, with_nodes
 from everstep.runtime.protocol.messages import Action
 from everstep.runtime.protocol.rounds import Round
 
@@ -64,12 +64,13 @@ def _apply_round_formed(state: State, record: RoundFormed) -> State:
         nodes += [node_after(node, record, node.action_reason, node.action_round) for node in late_nodes]
     worlds = {**state.worlds, round_.number: first_rank}
     restored_iteration = round_.restore.iteration if round_.restore else 0
+    is_step_back = restored_iteration < restore_point(state)[1]  # What was reached before lies ahead again.
     queues = {name: data_queues.in_next_round(queue, restored_iteration) for name, queue in state.queues.items()}
     # A node that has not rejoined may be why the last round broke: errors in that round are not charged.
     unsure = {round_.number - 1} if state.nodes.total((P.REJOINING, P.SUSPECTED)) else set()
     return with_nodes(
         state, *nodes, round=round_, finished={}, reason=round_.reason, hang=None, slow=(), queues=queues,
-        began_at=state.began_at or record.time,
+        began_at=state.began_at or record.time, reached=0 if is_step_back else state.reached,
         changed_at=state.changed_at if is_same else record.time,
         members={role: len(members) for role, members in round_.members.items()},
         workers={role: sum(member.slots for member in members) for role, members in round_.members.items()},

@@ -76,8 +76,8 @@ def _on_joined(tx: Transaction, event: Joined) -> None:
     current = round_number(tx.state)
     if join.after_round > current:
         raise UnknownNode(f"{join.node} comes from round {join.after_round}, job {tx.spec.job} is at {current}")
-    if _is_copy(join, node):
-        return  # A duplicate: the join is in the state already, or outdated.
+    if _is_copy(join, node) or node.phase is P.LOST:
+        return  # A duplicate (the join is in the state already, or outdated), or from a node that is given up just now.
     asks_again = node.phase is P.RUNNING and join.life == node.life and join.after_round < current
     if node.phase in (P.RUNNING, P.FINISHED) and not asks_again:
         tx.break_round(Reason.REJOINED, f"{join.node} left round {current} and joined again", join.node)
@@ -111,13 +111,15 @@ def _admit(tx: Transaction, join: Join) -> NodeState | None:
     if node and _is_copy(join, node):
         return node
     if node and node.phase in LIVE:
-        if join.life == node.life:
-            return node
+        if join.life == node.life or node.phase is P.REQUESTED:
+            return node  # One that a platform was asked for, before this master stood in, has had no agent yet.
         tx.lose_node(join.node, Reason.NODE_LOST, "its agent was restarted")
     if node and join.life == node.life and node.action is Action.LEAVE:
         raise UnknownNode(f"{join.node} was told to leave: {node.action_reason}")
     index = join.index if join.index >= 0 else node.index if node else tx.state.nodes.count_ever(join.role)
     if (join.role, index) in tx.state.given_up:
+        if node and node.phase in LIVE:  # Lost just now, which a refusal would undo. The next join is refused.
+            return tx.state.nodes[join.node]
         raise UnknownNode(f"{join.role}-{index} was given up: {tx.state.given_up[join.role, index].detail}")
     tx.record(NodeAppeared(time=tx.now, node=join.node, role=join.role, index=index, host=join.host))
     return tx.state.nodes[join.node]

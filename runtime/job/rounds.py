@@ -146,6 +146,7 @@ def _reasons_to_wait(
     Survivors are waited for even if others could take all seats: they hold the state.
     """
     patience, waits = spec.patience, []
+    is_first = not state.began_at  # Of a job that was taken up again, too: its nodes all start, none replaces another.
     began = max(state.since, state.awake_since)
     window = max(state.joined_at, began) + patience.join_window_s
     window = min(window, began + patience.join_timeout_s)  # Nodes that come and go cannot delay it forever.
@@ -163,11 +164,9 @@ def _reasons_to_wait(
             continue
         if spec.placement is Placement.PLATFORM and comes_in_time(state, patience):
             waits += _waits_for_word(state, spec, role)
-        if requested_count and (state.round is None or comes_in_time(state, patience)):
-            waits.append(
-                (replacement if state.round else window, _name_list(state, role, P.REQUESTED, requested_count))
-            )
-        if spec.placement is Placement.JOINED and state.round is None:
+        if requested_count and (is_first or comes_in_time(state, patience)):
+            waits.append((window if is_first else replacement, _name_list(state, role, P.REQUESTED, requested_count)))
+        if spec.placement is Placement.JOINED and is_first:
             waits.append((window, f"more {role} nodes"))
         elif spec.placement is Placement.JOINED:
             lost_names = [n.name for n in state.nodes.select(role, (P.LOST,)) if n.round == round_number(state)]
@@ -204,7 +203,8 @@ def _decide_below_minimum(
         return Verdict(Step.GIVE_UP, f"{summary} are left, and no further replacement may be requested")
     began = max(state.since, state.awake_since)
     limits = [
-        (spec.roles[role].restart_timeout_s if state.round else 0.0) or spec.patience.join_timeout_s for role in short
+        (spec.roles[role].restart_timeout_s if state.began_at else 0.0) or spec.patience.join_timeout_s
+        for role in short
     ]
     deadline = began + min(limits)
     if now >= deadline:

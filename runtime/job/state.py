@@ -91,7 +91,7 @@ class State(msgspec.Struct, frozen=True):
     stalled: int = 0
     """Consecutive rounds that ended by a fault without a new iteration."""
     reached: int = 0
-    """The newest iteration at which a round was broken."""
+    """The newest iteration at which a round was broken since the job began, was taken up again, or stepped back."""
     iteration: int = 0
     """The newest iteration in the journal."""
     checkpoints: Checkpoints = {}

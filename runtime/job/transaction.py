@@ -83,8 +83,10 @@ class Transaction:
 
     def break_round(self, reason: Reason, detail: str, node: str = "") -> None:
         """End the running round; its members are told to join again."""
-        iteration = self.liveness.newest_iteration()
         number = round_number(self.state)
+        # A master that takes over after all nodes have died has heard none of them: the store tells how far they came.
+        stored = (iteration for round_, iteration in self.state.checkpoints if round_ == number)
+        iteration = max([self.liveness.newest_iteration(), *stored])
         self.record(
             RoundBroken(time=self.now, round=number, reason=reason, detail=detail, node=node, iteration=iteration)
         )

@@ -123,12 +123,15 @@ class Metrics:
         condition = state.conditions[-1].type.value if state.conditions else "Pending"
         phases = Counter((node.role, node.phase.value) for node in state.nodes.values())
         nodes = {node.name: (node.name, node.role, node.host) for node in state.nodes.values()}
-        beats = [(nodes[name], at, beat) for name, (at, beat) in self._beats.items() if name in nodes]
         live = {node.name for node in state.nodes.values() if node.phase in LIVE}
-        uses = [(nodes[name], use) for name, use in self._hosts.items() if name in live]
+        for by_node in (self._beats, self._paces, self._hosts):
+            for name in by_node.keys() - live:
+                del by_node[name]
+        beats = [(nodes[name], at, beat) for name, (at, beat) in self._beats.items()]
+        uses = [(nodes[name], use) for name, use in self._hosts.items()]
         paces = [
             ((*nodes[name], str(pace.rank)), pace)
-            for name, some in self._paces.items() if name in nodes
+            for name, some in self._paces.items()
             for pace in some if pace.iteration_s
         ]  # fmt: skip
         return {

@@ -40,7 +40,8 @@ class Reconciler:
     async def reconcile_once(self) -> None:
         """Compare desired and observed nodes once, and create and delete nodes.
 
-        While descriptors or memory are short, retries, and logs that once a minute.
+        While descriptors, memory or processes are short, retries (a creation with the next call), and logs that once a
+        minute.
         """
         while True:
             try:
@@ -48,7 +49,7 @@ class Reconciler:
             except OSError as error:
                 if not is_shortage(error):
                     raise
-                self._seldom.log(f"nodes cannot be created or deleted now: {error.strerror}")
+                self._tell_shortage(error)
             await asyncio.sleep(RECONCILE_INTERVAL_S)
 
     async def _reconcile(self) -> None:
@@ -66,20 +67,29 @@ class Reconciler:
             await brain.confirm_ownership()
             # Nodes of the minimum come first: otherwise a scheduler would preempt the extra ones for them.
             for extra in (False, True):
-                await asyncio.gather(*(self._create(node) for node in create if node.extra is extra))
+                if not all(await asyncio.gather(*(self._create(node) for node in create if node.extra is extra))):
+                    break
             await asyncio.gather(*(self._platform.delete(node.name, node.uid) for node in delete))
         known_nodes = [name for name in observed if name in state.nodes]
         (self.empty.clear if known_nodes or any(node.create for node in want.values()) else self.empty.set)()
 
-    async def _create(self, node: DesiredNode) -> None:
+    async def _create(self, node: DesiredNode) -> bool:
+        """Create the node; False if it is to be tried again, as descriptors, memory or processes are short."""
         try:
             await self._platform.create(self._request(node))
         except OSError as error:
+            if is_shortage(error):
+                self._tell_shortage(error)
+                return False
             await self._brain.feed_soon(NodeGone(node.name, f"the platform could not create it: {error}"))
-            return
+            return True
         self._seen.add(node.name)
         if self._brain.state.nodes[node.name].phase is NodePhase.REQUESTED:
             await self._brain.feed_soon(NodeCreated(node.name))
+        return True
+
+    def _tell_shortage(self, error: OSError) -> None:
+        self._seldom.log(f"nodes cannot be created or deleted now: {error.strerror}")
 
     async def run(self) -> None:
         """Reconcile on each change and every few seconds, until cancelled."""

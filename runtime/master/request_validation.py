@@ -13,13 +13,15 @@ import msgspec
 from everstep.runtime.job.brain import Refused
 from everstep.runtime.protocol.holdings import Holding
 from everstep.runtime.protocol.messages import PROTOCOL, Evidence, Join, ShardRequest, WorkerExit
+from everstep.runtime.watch.hang_culprit import Standing
+from everstep.runtime.watch.slow_ranks import Pace
 
 LARGEST_BODY = 1 << 20
 """Bytes."""
 LONGEST_TEXT = 4096
 LARGEST_NUMBER = (1 << 53) - 1
 """The largest integer that every JSON reader represents exactly."""
-MOST_SHARDS = 1 << 20
+MOST_SHARDS = MOST_RANKS = 1 << 20
 
 _TEXTS: dict[tuple[type[msgspec.Struct], str], int] = {(WorkerExit, "error"): 16 << 10}
 """Fields with a limit of characters other than LONGEST_TEXT."""
@@ -30,6 +32,8 @@ _INTEGERS: dict[tuple[type[msgspec.Struct], str], tuple[int, int]] = {
     (Evidence, "shards"): (1, MOST_SHARDS),
     (Holding, "shards"): (1, MOST_SHARDS),
     (ShardRequest, "done"): (-1, LARGEST_NUMBER),
+    (Standing, "rank"): (0, MOST_RANKS),
+    (Standing, "world_size"): (0, MOST_RANKS),
     (WorkerExit, "exit_code"): (-LARGEST_NUMBER, LARGEST_NUMBER),
 }
 """Fields with bounds other than 0 and LARGEST_NUMBER."""
@@ -62,6 +66,14 @@ def _check_join(join: Join) -> None:
         raise Refused("Join: Expected host:port - at `$.address`")
 
 
+def _check_pace(pace: Pace, what: str, at: str) -> None:
+    """An agent that knows no pace says so by `iteration_s`, with any number of samples."""
+    if pace.waited > 1:
+        raise Refused(f"{what}: Expected a number from 0 to 1 - at `{at}.waited`")
+    if pace.iteration_s and not pace.samples:
+        raise Refused(f"{what}: Expected a number from 1 on - at `{at}.samples`")
+
+
 class _Rule(NamedTuple):
     """What a field of a message may hold."""
 
@@ -89,11 +101,12 @@ def _rules(kind: type[msgspec.Struct]) -> tuple[_Rule, ...]:
 def _check(struct: msgspec.Struct, what: str, at: str) -> None:
     if isinstance(struct, Join):
         _check_join(struct)
+    elif isinstance(struct, Pace):
+        _check_pace(struct, what, at)
     for field, longest, is_name, low, high in _rules(type(struct)):
         value = getattr(struct, field)
         if isinstance(value, str):
-            if len(value) > longest:
-                raise Refused(f"{what}: Expected at most {longest} characters, got {len(value)} - at `{at}.{field}`")
+            _check_length(value, longest, what, f"{at}.{field}")
             if value and is_name and not _NAME.fullmatch(value):
                 raise Refused(f"{what}: Expected a name of letters, digits and . _ - - at `{at}.{field}`")
         elif isinstance(value, int):
@@ -108,10 +121,17 @@ def _check(struct: msgspec.Struct, what: str, at: str) -> None:
             _check_each(value, what, f"{at}.{field}")
 
 
+def _check_length(text: str, longest: int, what: str, at: str) -> None:
+    if len(text) > longest:
+        raise Refused(f"{what}: Expected at most {longest} characters, got {len(text)} - at `{at}`")
+
+
 def _check_each(values: tuple[object, ...], what: str, at: str) -> None:
     for number, value in enumerate(values):
         if isinstance(value, msgspec.Struct):
             _check(value, what, f"{at}[{number}]")
+        elif isinstance(value, str):
+            _check_length(value, LONGEST_TEXT, what, f"{at}[{number}]")
         elif isinstance(value, int) and not 0 <= value <= LARGEST_NUMBER:
             raise Refused(f"{what}: Expected a number from 0 to {LARGEST_NUMBER} - at `{at}[{number}]`")
         elif isinstance(value, dict):

@@ -58,13 +58,20 @@ def survey_store(store: Store, job: str, state: State) -> Survey:
                 known_checkpoint = state.checkpoints.get(place)
                 if isinstance(commit, RestoreError):
                     refusals[place] = _refusal(job, place, str(commit), commit.flaw or Flaw.DAMAGED)
-                elif known_checkpoint is not None and _differs(known_checkpoint, commit.holdings(folders[place].key)):
+                elif (
+                    known_checkpoint
+                    and known_checkpoint.manifest
+                    and _differs(known_checkpoint, commit.holdings(folders[place].key))
+                ):
                     refusals[place] = _refusal(job, place, "its manifest is not what was committed")
                 else:
                     intact[place] = Stored(
                         manifest_key(job, place), commit.holdings(folders[place].key), commit.is_certified
                     )
-    new_checkpoints = tuple(checkpoint for place, checkpoint in intact.items() if place not in state.checkpoints)
+    # Of a checkpoint that was committed since, by reports or by a master that died before it could journal that, the
+    # journal may know shards, though no manifest.
+    journaled = {place for place, checkpoint in state.checkpoints.items() if checkpoint.manifest}
+    new_checkpoints = tuple(checkpoint for place, checkpoint in intact.items() if place not in journaled)
     return Survey(new_checkpoints, tuple(refusals.values()), max((round_ for round_, _ in folders), default=0))
 
 
@@ -87,7 +94,7 @@ def _commit_reported(store: Store, job: str, folder: CheckpointFolder) -> bool:
 
 
 def _differs(checkpoint: Checkpoint, shards: tuple[Holding, ...]) -> bool:
-    """Whether the manifest contradicts the journal. The journal may know only some of the shards."""
+    """Whether the manifest contradicts the journal, which knows it, though perhaps not all of its shards."""
     in_manifest = {shard.shard: (shard.shards, shard.size, shard.digest) for shard in shards}
     return any(
         in_manifest.get(known_shard.shard) != (known_shard.shards, known_shard.size, known_shard.digest)

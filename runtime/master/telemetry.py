@@ -109,7 +109,7 @@ class Telemetry:
         counts_reported = dict(self._reported)
         body = _encode_lines(lines)
         try:
-            await asyncio.to_thread(self._store.put, f"{self._prefix}{self._number:06d}.jsonl", body)
+            await asyncio.to_thread(self._store.put, f"{self._prefix}{self._number:09d}.jsonl", body)
         except StoreError as error:
             if not self._is_failing:
                 _log.warning("telemetry was not stored and is kept for the next attempt: %s", error)

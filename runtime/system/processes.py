@@ -24,14 +24,16 @@ _EXEC_S = 0.001
 """An empty environment is read again this many times, with this pause: the process may be in the middle of an exec."""
 _GONE_ERRORS = (FileNotFoundError, ProcessLookupError, PermissionError)
 """Errors of reading a process that has ended, or belongs to another user."""
-_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EAGAIN)
+"""The last is what fork(2) says where no more processes may be started. A socket that does not block says it while it
+has nothing, which callers must tell apart before they ask."""
 
 Belongs = Callable[[frozenset[bytes]], bool]
 """Decides whether a process is meant, from the NAME=VALUE strings that it was started with."""
 
 
 def is_shortage(error: OSError) -> bool:
-    """Does this process, or the machine, lack descriptors or memory at the moment?"""
+    """Does this process, or the machine, lack descriptors, memory or room for another process at the moment?"""
     return error.errno in _SHORTAGES
 
 

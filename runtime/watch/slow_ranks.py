@@ -96,6 +96,11 @@ class Pace(msgspec.Struct, frozen=True):
         """Outside of collectives."""
         return (1 - self.waited) * self.iteration_s
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether its times are known. What no rank can have measured, but another program may send, tells nothing."""
+        return 0 < self.iteration_s < math.inf and self.samples > 0 and 0 <= self.waited <= 1
+
 
 class SlowVerdict(msgspec.Struct, frozen=True):
     """Who is slow, what of it, and one sentence about it."""
@@ -129,7 +134,7 @@ def slow_ranks(paces: Sequence[Pace]) -> list[Pace]:
     The median is the lower one, so that of two ranks one can be slow. A rank that may be the slowest by chance, or that
     costs the others little, as communication takes nearly all their time, is not slow.
     """
-    measured_paces = [rank_pace for rank_pace in paces if rank_pace.iteration_s > 0]
+    measured_paces = [rank_pace for rank_pace in paces if rank_pace.is_measured]
     if not measured_paces:
         return []
     usual = sorted(measured_paces, key=lambda rank_pace: rank_pace.own_s)[(len(measured_paces) - 1) // 2]
@@ -152,7 +157,7 @@ def _standard_errors(rank_pace: Pace, usual: Pace) -> float:
 def judge_paces(paces: Sequence[Pace]) -> SlowVerdict | None:
     """Who keeps the others waiting iteration after iteration; None: nobody. The order of the ranks does not matter."""
     measured_paces = sorted(
-        (rank_pace for rank_pace in paces if rank_pace.iteration_s > 0), key=lambda rank_pace: rank_pace.rank
+        (rank_pace for rank_pace in paces if rank_pace.is_measured), key=lambda rank_pace: rank_pace.rank
     )
     slow = sorted(slow_ranks(measured_paces), key=lambda rank_pace: (-rank_pace.own_s, rank_pace.rank))
     if not slow:

@@ -550,6 +550,34 @@ def test_a_fork_server_that_dies_is_replaced_and_its_workers_are_a_fault(
     run(story())
 
 
+def test_what_the_workers_of_a_dead_fork_server_have_started_does_not_run_beside_the_next_round(
+    job: Any, masters: Any, wait_for_end: Any
+) -> None:
+    script = """
+import os, subprocess, threading
+from everstep.runtime.protocol.worker_link import Link, Report
+child = subprocess.Popen(["sleep", "1000"])
+Link.from_environment().tell(Report(1, {"pid": os.getpid(), "child": child.pid}))
+threading.Event().wait()
+"""
+
+    async def story() -> None:
+        async with masters() as master:
+            await job.platform.create(job.request(master.url, script))
+            worker = await master.telemetry("child")
+            assert _lives(worker["child"])
+            os.kill(psutil.Process(worker["pid"]).ppid(), signal.SIGKILL)
+            assert (await master.next(WorkerExit)).exit_code == -9
+            await asyncio.to_thread(wait_until, lambda: not _lives(worker["child"]), "the end of what it has started")
+            fresh = await master.telemetry("child")
+            assert fresh["round"] == 2
+            assert _lives(fresh["child"])
+            await master.direct(Action.LEAVE)
+            await wait_for_end()
+
+    run(story())
+
+
 def test_what_is_staged_is_served_and_a_persisted_shard_is_told(job: Any, masters: Any, wait_for_end: Any) -> None:
     script = """
 import mmap, os, threading

@@ -14,6 +14,7 @@ from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.worker_ends import WorkerEnd
 from everstep.runtime.agent.workers import Workers, WorkerSpec
+from everstep.runtime.system.processes import start_time
 
 DEADLINE_S = 60
 IMPORTED = "import os\nwith open(os.environ['IMPORTS'], 'a') as file:\n    file.write('x')\n"
@@ -139,6 +140,33 @@ def test_a_worker_that_was_told_to_end_with_its_machine_has_not_finished(play: P
         (node.folder / "train.py").write_text("import imported\n")
         assert await node.start() == server
         assert (await node.ends.get()).exit_code == 0, "it was not there when all were told"
+
+    play(story)
+
+
+STARTS = """
+import imported
+import signal, subprocess
+from multiprocessing.shared_memory import SharedMemory
+memory, child = SharedMemory(create=True, size=1 << 20), subprocess.Popen(["sleep", "1000"])
+print(memory.name, child.pid, flush=True)
+signal.pause()
+"""
+"""It leaves memory, which Python's resource tracker removes, and a child."""
+
+
+def test_what_the_workers_of_a_killed_fork_server_leave_is_killed_and_their_memory_removed(play: Play) -> None:
+    async def story(node: Node) -> None:
+        (node.folder / "train.py").write_text(STARTS)
+        server = await node.start()
+        while not (log := (node.folder / "log").read_text()).endswith("\n"):
+            await asyncio.sleep(0.01)
+        memory, child = log.removeprefix("[0] ").split()
+        assert Path("/dev/shm", memory).exists()
+        os.kill(server, signal.SIGKILL)
+        assert (await node.ends.get()).exit_code == -signal.SIGKILL
+        while Path("/dev/shm", memory).exists() or start_time(int(child)) is not None:
+            await asyncio.sleep(0.01)
 
     play(story)
 

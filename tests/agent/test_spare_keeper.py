@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,16 @@ SETTINGS = Settings(
 class Node:
     """A node whose master answers as the test says, and whose spares are warm as soon as they are started."""
 
-    def __init__(self, folder: Path, *answers: Training, warms: bool = True) -> None:
+    def __init__(self, folder: Path, *answers: Training, warms: bool = True, settings: Settings = SETTINGS) -> None:
         self.spares = Spares(lambda line: None)
         self.started: list[tuple[int, Mapping[str, str]]] = []
+        self.bound_to: list[Sequence[int]] = []
+        self.unseated: set[int] = set()
         self._answers, self._warms, self._numbers = list(answers), warms, 0
         self.seat: Seat | None = None
         self.reserved: list[int] = []
         self.keeper = SpareKeeper(
-            SETTINGS, folder, self, self._ask, lambda: self.seat, lambda seat: False, self._reserve
+            settings, folder, self, self._ask, lambda: self.seat, lambda seat: False, self._reserve
         )
 
     async def _reserve(self, size: int) -> None:
@@ -45,11 +48,18 @@ class Node:
     async def _ask(self) -> Training:
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
-    def start_spare(self, local_rank: int, environment: Mapping[str, str], command: Sequence[str]) -> None:
+    def unseated_ranks(self) -> set[int]:
+        """Whose workers wait."""
+        return self.unseated
+
+    def start_spare(
+        self, local_rank: int, environment: Mapping[str, str], command: Sequence[str], cpus: Sequence[int]
+    ) -> None:
         """Start one."""
         self._numbers += 1
         self.started.append((local_rank, environment))
-        self.spares.add(self._numbers, Spare(local_rank, environment, command, Pipe(lambda lines: None)))
+        self.bound_to.append(cpus)
+        self.spares.add(self._numbers, Spare(local_rank, environment, command, cpus, Pipe(lambda lines: None)))
         if self._warms:
             self.spares.note_rehearsed(self._numbers, Rehearsed(0.1, state_bytes=77))
         else:
@@ -123,5 +133,42 @@ def test_a_node_that_waits_for_a_seat_keeps_a_spare_for_each_worker_while_others
         keeping.cancel()
         assert len(node.started) == 2
         assert node.reserved == [77]
+
+    run(story)
+
+
+def test_a_node_whose_workers_wait_for_a_seat_keeps_spares_for_the_others_alone(tmp_path: Path) -> None:
+    async def story() -> None:
+        node = Node(tmp_path, TRAINS)
+        node.unseated = {0, 1}
+        keeping = asyncio.create_task(node.keeper.run())
+        await asyncio.sleep(0.02)
+        assert node.started == []
+        node.unseated = {0}
+        while not node.started:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)
+        keeping.cancel()
+        assert [local_rank for local_rank, _ in node.started] == [1]
+
+    run(story)
+
+
+def test_a_spare_rehearses_a_part_that_no_other_does_on_the_cpus_of_its_worker(tmp_path: Path) -> None:
+    cpus = ((0, 2), (1, 3))
+
+    async def story() -> None:
+        node = Node(tmp_path, TRAINS, settings=replace(SETTINGS, cpus=cpus))
+        keeping = asyncio.create_task(node.keeper.run())
+        while len(node.started) < 2:
+            await asyncio.sleep(0.001)
+        environment = node.started[0][1]
+        assert node.spares.take(0, environment, SETTINGS.command, ()) is None
+        assert node.spares.take(0, environment, SETTINGS.command, cpus[0]) is not None
+        while len(node.started) < 3:
+            await asyncio.sleep(0.001)
+        keeping.cancel()
+        assert [local_rank for local_rank, _ in node.started] == [0, 1, 0]
+        assert node.bound_to == [cpus[0], cpus[1], cpus[0]]
 
     run(story)

@@ -4,14 +4,14 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import pytest
 
-from everstep.runtime.agent import survivors
+from everstep.runtime.agent import survivors, workers
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
 from everstep.runtime.agent.output import NodeLog
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
@@ -99,6 +99,66 @@ def hold():
         time.sleep(0.005)
 os.register_at_fork(after_in_parent=hold)
 """
+KEEPS_READERS = """
+import os, sys
+from everstep.runtime.protocol.survivor_link import *
+link = SurvivorLink.from_environment()
+readers = []
+def start_reader():
+    (asked, ask), (told, tell) = os.pipe(), os.pipe()
+    if not os.fork():
+        try:
+            os.close(ask)
+            while os.read(asked, 1):
+                print("a reader of round", started_in, flush=True)
+                os.write(tell, b"x")
+        finally:
+            os._exit(0)
+    os.close(asked)
+    os.close(tell)
+    readers.append((ask, told))
+started_in = 0
+if SPARE_VARIABLE in os.environ:
+    start_reader()
+    link.send(Rehearsed(0.5, ""))
+    seat, files = link.receive()
+else:
+    seat, files = NextRound(1, {}, False), []
+while True:
+    for stream, file in enumerate(files, start=1):
+        os.dup2(file, stream)
+        os.close(file)
+    if files:
+        link.send(Seated(seat.round))
+    started_in = seat.round
+    if seat.round < 3:
+        start_reader()
+    print("round", seat.round, "begins", flush=True)
+    link.receive()
+    for ask, told in readers:
+        os.write(ask, b"x")
+        if not os.read(told, 1):
+            sys.exit("a reader has ended")
+    print("round", seat.round, "ends", flush=True)
+    link.send(Left(seat.round))
+    seat, files = link.receive()
+"""
+SURVIVES = """
+import os
+from everstep.runtime.protocol.survivor_link import *
+link = SurvivorLink.from_environment()
+print("round", os.environ["EVERSTEP_ROUND"], flush=True)
+while True:
+    link.receive()
+    link.send(Left(int(os.environ["EVERSTEP_ROUND"])))
+    seat, files = link.receive()
+    for stream, file in enumerate(files, start=1):
+        os.dup2(file, stream)
+        os.close(file)
+    os.environ.update(seat.environment)
+    link.send(Seated(seat.round))
+    print("round", seat.round, flush=True)
+"""
 PLAIN = "import threading\nprint('connected', flush=True)\nthreading.Event().wait()\n"
 
 
@@ -114,21 +174,21 @@ class Node:
     notes: list[str] = field(default_factory=list)
     disconnected: "asyncio.Queue[tuple[int, int, str]]" = field(default_factory=asyncio.Queue)
 
-    def start(self, round_: int) -> Seated:
+    def start(self, round_: int, cpus: Sequence[int] = ()) -> Seated:
         """Start the round's one worker, or seat it again."""
         output = NodeLog(self.log, self.folder).open(0, round_)
         environment = {
             "RANK": str(round_), "EVERSTEP_ROUND": str(round_), AGENT_VARIABLE: str(self.folder / "link"),
             TRACEBACK_VARIABLE: str(self.folder / "traceback"), ERROR_FILE_VARIABLE: output.error_file,
         }  # fmt: skip
-        return self.workers.start(round_, round_ > 1, [WorkerSpec(environment, tuple(self.command), output)])
+        return self.workers.start(round_, round_ > 1, [WorkerSpec(environment, tuple(self.command), output, cpus)])
 
-    def start_spare(self, problem: str = "") -> None:
+    def start_spare(self, problem: str = "", cpus: Sequence[int] = ()) -> None:
         """Start a spare of the worker."""
         environment = {
             "EVERSTEP_ROUND": "0", AGENT_VARIABLE: str(self.folder / "link"), SPARE_VARIABLE: "1", "PROBLEM": problem
         }  # fmt: skip
-        self.workers.start_spare(0, environment, self.command)
+        self.workers.start_spare(0, environment, self.command, cpus)
 
     async def wait_for_note(self, words: str) -> None:
         """Wait until a line about spares has these words."""
@@ -163,6 +223,15 @@ async def node(
     finally:
         await workers.close()
         os.close(log)
+
+
+def open_pipes() -> int:
+    """How many ends of pipes this process has open."""
+    count = 0
+    for file in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            count += os.readlink(f"/proc/self/fd/{file}").startswith("pipe:")
+    return count
 
 
 def test_a_worker_that_leaves_its_round_is_seated_again_with_a_new_environment_and_output(tmp_path: Path) -> None:
@@ -378,5 +447,96 @@ def test_a_spare_that_dies_is_buried_and_says_why(tmp_path: Path) -> None:
             await worker_node.wait_for_note("a spare ended with exit code 1: no room")
             assert worker_node.workers.spares.numbers() == []
             assert worker_node.ends.empty()
+
+    asyncio.run(story())
+
+
+def test_a_spare_runs_on_the_cpus_of_its_worker_and_takes_no_seat_with_others(tmp_path: Path) -> None:
+    cpus = [max(os.sched_getaffinity(0))]
+    script = SPARE.replace('"was a spare"', '"was a spare on", sorted(os.sched_getaffinity(0))')
+
+    async def story() -> None:
+        async with node(tmp_path, script) as worker_node:
+            worker_node.start(1, cpus)
+            await worker_node.wait_for("[1] round 1")
+            worker_node.start_spare(cpus=cpus)
+            await worker_node.wait_for_note("a spare is warm")
+            worker_node.workers.signal_all(signal.SIGKILL)
+            await worker_node.ends.get()
+            assert worker_node.start(2) == ([], []), "the worker of this seat is not bound"
+            await worker_node.wait_for("[2] round 2")
+            worker_node.workers.signal_all(signal.SIGKILL)
+            await worker_node.ends.get()
+            assert worker_node.start(3, cpus) == ([], [0])
+            await worker_node.wait_for(f"[3] was a spare on {cpus}")
+
+    asyncio.run(story())
+
+
+def test_a_worker_waits_for_a_seat_from_the_end_of_its_round_until_it_has_one_or_is_dead(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with node(tmp_path, SURVIVES) as worker_node:
+            worker_node.start(1)
+            for round_ in (1, 2):
+                await worker_node.wait_for(f"[{round_}] round {round_}")
+                assert worker_node.workers.unseated_ranks() == set()
+                worker_node.workers.end_round(round_)
+                assert worker_node.workers.unseated_ranks() == {0}
+                await worker_node.workers.wait_until_free()
+                assert worker_node.workers.unseated_ranks() == {0}
+                if round_ == 1:
+                    worker_node.start(2)
+            worker_node.workers.signal_all(signal.SIGKILL)
+            await worker_node.ends.get()
+            assert worker_node.workers.unseated_ranks() == set()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_processes_that_a_worker_keeps_write_to_the_output_of_the_round_that_started_them(
+    tmp_path: Path, spare: bool
+) -> None:
+    async def story() -> None:
+        async with node(tmp_path, KEEPS_READERS) as worker_node:
+            before = open_pipes()
+            if spare:
+                worker_node.start_spare()
+                await worker_node.wait_for_note("a spare is warm")
+            assert worker_node.start(1) == ([], [0] if spare else [])
+            for round_ in (1, 2, 3):
+                await worker_node.wait_for(f"[{round_}] round {round_} begins")
+                worker_node.workers.end_round(round_)
+                assert await worker_node.workers.wait_until_free() == []
+                assert worker_node.start(round_ + 1) == ([0], []), (tmp_path / "log").read_text()
+            await worker_node.wait_for("[4] round 4 begins")
+            lines = (tmp_path / "log").read_text().splitlines()
+            assert [lines.count(f"[{number}] a reader of round {number}") for number in (1, 2)] == [3, 2]
+            worker_node.workers.signal_all(signal.SIGKILL)
+            await worker_node.ends.get()
+            assert open_pipes() == before
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_of_the_outputs_of_earlier_rounds_only_those_that_are_held_are_open_and_not_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    monkeypatch.setattr(workers, "_MOST_KEPT", 3)
+    script = SURVIVES.replace("    link.receive()\n", "    link.receive()\n    os.dup(1)\n") if keeps else SURVIVES
+
+    async def story() -> None:
+        async with node(tmp_path, script) as worker_node:
+            worker_node.start(1)
+            counts = list[int]()
+            for round_ in range(1, 21):
+                await worker_node.wait_for(f"[{round_}] round {round_}\n")
+                counts.append(open_pipes())
+                worker_node.workers.end_round(round_)
+                assert await worker_node.workers.wait_until_free() == []
+                assert worker_node.start(round_ + 1) == ([0], [])
+            more = [count - counts[0] for count in counts]
+            assert more == ([0, 1, 2] + [3] * 17 if keeps else [0] * 20)
 
     asyncio.run(story())

@@ -6,10 +6,11 @@ from everstep.runtime.job.assignments import directive, seat_for
 from everstep.runtime.job.events import Joined, NodeGone, ScaleRequested, Tick
 from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.phases import JobPhase
-from everstep.runtime.job.records import NodeRequested
+from everstep.runtime.job.records import NodeLost, NodeRequested
 from everstep.runtime.job.replicas import desired_nodes
 from everstep.runtime.job.rounds import rank_order
-from everstep.runtime.job.spec import JobSpec, Resources, RoleSpec
+from everstep.runtime.job.spec import JobSpec, Resources, RestartPolicy, RoleSpec
+from everstep.runtime.master.left_spec import without_platform
 from everstep.runtime.protocol.messages import Action, Join
 from tests.job.world import World, by_themselves, platform
 
@@ -306,6 +307,30 @@ class TestNodesThatComeByThemselves:
         assert world.state.phase is JobPhase.FORMING
         world.join_all()
         assert (world.number, members(world)) == (2, ["a", "b", "c"])
+
+    def test_a_restarted_member_that_is_given_up_is_lost_at_once_and_told_so_when_it_asks_again(self) -> None:
+        world = World(by_themselves({"worker": RoleSpec(3, 2, restart_policy=RestartPolicy.ON_FAILURE)}))
+        for name in ("a", "b", "c"):
+            world.join(name)
+        assert world.join("c", anew=True), "refused, it would change nothing"
+        assert (world.names(NodePhase.LOST), world.names(NodePhase.REJOINING)) == (["c"], ["a", "b"])
+        assert not world.join("c")
+        world.join("a")
+        world.join("b")
+        world.wait(10)
+        assert members(world) == ["a", "b"]
+        world.check_history()
+
+    def test_who_stands_in_takes_in_a_node_that_the_master_had_asked_a_platform_for(self) -> None:
+        spec = platform({"worker": RoleSpec(2, 2, restart_policy=RestartPolicy.ON_FAILURE)})
+        world = World(spec)
+        world.spec = without_platform(spec)
+        world.takeover()
+        for name in ("worker-0-0", "worker-1-0"):
+            assert world.join(name, anew=True)
+        assert members(world) == ["worker-0-0", "worker-1-0"]
+        assert not [record for record in world.records if isinstance(record, NodeLost)]
+        world.check_history()
 
     def test_a_node_that_was_cut_off_is_told_to_join_again_not_to_leave(self) -> None:
         world = World(self.SPEC)

@@ -159,6 +159,26 @@ def test_a_job_whose_checkpoints_are_all_proven_damaged_begins_from_nothing() ->
     assert start_iteration(world) is None
 
 
+def test_what_was_reached_before_a_step_back_is_progress_once_more() -> None:
+    world = world_after(50, 100, nodes=2)
+    first = world.names(NodePhase.RUNNING)[0]
+    world.disconnect(first, iteration=120)
+    world.join_all()
+    assert start_iteration(world) == 100
+    fail(world, refusal(1, 100))
+    assert start_iteration(world) == 50
+    for iteration in range(51, 51 + 2 * world.spec.patience.no_progress):
+        world.stage(iteration)
+        world.disconnect(first, iteration)
+        world.join_all()
+        assert world.state.ended is None
+    for _ in range(world.spec.patience.no_progress):
+        assert world.state.ended is None
+        world.disconnect(first, iteration)
+        world.join_all()
+    assert world.state.ended is not None, "this time it goes no further"
+
+
 places = st.tuples(st.integers(1, 4), st.integers(1, 200))
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import math
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -36,6 +37,7 @@ from everstep.runtime.protocol.messages import (
     WorkerExit,
 )
 from everstep.runtime.protocol.rounds import Round
+from everstep.runtime.watch.slow_ranks import Pace
 from tests.examples import examples
 from tests.master.shell import TOKEN, Shell, TroubledStore, in_virtual_time
 
@@ -57,6 +59,7 @@ RIGHT: dict[str, msgspec.Struct] = {
     "scale": Scale(2),
 }
 GETS = ["status", "nodes", "rounds/1"]
+PACE = msgspec.to_builtins(Pace(0, 4, 50, 0.5, 2.0))
 
 
 def play(story: Callable[[Shell], Awaitable[None]], spec: JobSpec = SPEC) -> TroubledStore:
@@ -210,9 +213,15 @@ def test_a_node_from_a_round_that_never_was_is_misplaced() -> None:
         ("heartbeat", {"telemetry": [{"loss": None}]}, "$.telemetry[0]"),
         ("heartbeat", {"telemetry": [{"loss": 10**400}]}, "$.telemetry[0].loss"),
         ("heartbeat", {"still_s": -1.0}, "$.still_s"),
+        ("heartbeat", {"paces": [{**PACE, "samples": 0}]}, "$.paces[0].samples"),
+        ("heartbeat", {"paces": [PACE, {**PACE, "waited": 1.5}]}, "$.paces[1].waited"),
+        ("heartbeat", {"paces": [{**PACE, "iteration_s": math.inf}]}, "$.paces[0].iteration_s"),
+        ("heartbeat", {"paces": [{**PACE, "iteration_s": 10**400}]}, "$.paces[0].iteration_s"),
+        ("heartbeat", {"silent": ["n" * 5000]}, "$.silent[0]"),
         ("fault", {"error": "e" * (17 << 10)}, "$.error"),
         ("fault", {"exit_code": None}, "$.exit_code"),
         ("fault", {"rank": -1}, "$.rank"),
+        ("fault", {"kernel": ["", "k" * 5000]}, "$.kernel[1]"),
         ("finished", {"round": 1.5}, "$.round"),
         ("persisted", {"holding": {"round": 1, "iteration": 5, "key": "jobs/other/x"}}, "$.holding.key"),
         ("persisted", {"holding": {"round": 1, "iteration": 5, "key": KEY, "shard": -1}}, "$.holding.shard"),
@@ -220,6 +229,7 @@ def test_a_node_from_a_round_that_never_was_is_misplaced() -> None:
         ("leaving", {"grace_s": -5.0}, "$.grace_s"),
         ("leaving", {"reason": ["why"]}, "$.reason"),
         ("dumped", {"round": -1}, "$.round"),
+        ("dumped", {"standings": [{"rank": 0, "world_size": 10**12}]}, "$.standings[0].world_size"),
         ("scale", {"nodes": "many"}, "$.nodes"),
         ("scale", {"nodes": 3}, "nodes"),
         ("scale", {"timeout_s": -1}, "$.timeout_s"),
@@ -233,6 +243,17 @@ def test_a_message_that_is_wrong_is_refused_with_the_fields_name(verb: str, chan
         assert reply.status == 400, reply
         assert field in msgspec.json.decode(reply.body)["error"], reply
         assert (await _refusals(shell))["malformed"] == 1
+
+    play(story)
+
+
+def test_the_paces_that_agents_send_are_taken() -> None:
+    unknown, few = Pace(0, 0, 0, 0.0, 0.0), Pace(1, 3, 7, 0.0, 0.0)
+    paces = [unknown, few, *(Pace(rank, 4, 50, waited, 2.0) for rank, waited in ((2, 0.0), (3, 1.0)))]
+
+    async def story(shell: Shell) -> None:
+        for node in NODES:
+            assert (await shell.ask("heartbeat", Heartbeat(node, 1, 5, paces=tuple(paces)))).status == 200
 
     play(story)
 

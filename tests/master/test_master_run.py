@@ -229,6 +229,41 @@ def test_a_master_without_a_descriptor_left_looks_again_and_tells_it_once(
     assert caplog.text.count("nodes cannot be created or deleted now: Too many open files") == 1
 
 
+class ShortOfProcesses(DictPlatform):
+    """Nodes cannot be created for a while; how often each was tried."""
+
+    def __init__(self, error: int) -> None:
+        super().__init__()
+        self.error = error
+        self.tried: list[str] = []
+
+    async def create(self, request: NodeRequest) -> Node:
+        self.tried.append(request.name)
+        if len(self.tried) <= 20:
+            raise OSError(self.error, os.strerror(self.error))
+        return await super().create(request)
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOMEM, errno.EAGAIN])
+def test_a_node_that_cannot_be_created_for_a_shortage_is_tried_again_and_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: int
+) -> None:
+    monkeypatch.setattr("everstep.runtime.master.reconcile.RECONCILE_INTERVAL_S", 0.01)
+    platform = ShortOfProcesses(error)
+
+    async def story(job: Job) -> None:
+        both = asyncio.create_task(_two(job))
+        await asyncio.wait([both, job.task], return_when=asyncio.FIRST_COMPLETED)
+        assert both.done(), "the job has ended without them"
+        first, second, *_ = both.result()
+        assert (await _finish(job, 1, first, second)).state == "succeeded"
+        assert not [record for record in read_journal(job.store, "j") if isinstance(record, FaultJudged)]
+
+    play(tmp_path, story, platform=platform)
+    assert platform.tried == ["worker-0-0"] * 21 + ["worker-1-0"], "the extra node comes after those of the minimum"
+    assert caplog.text.count(f"nodes cannot be created or deleted now: {os.strerror(error)}") == 1
+
+
 def test_a_master_that_begins_while_its_store_cannot_be_reached_waits_for_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

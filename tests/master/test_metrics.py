@@ -50,13 +50,14 @@ def test_metrics_of_all_nodes_are_openmetrics() -> None:
     assert f"everstep_rank_waiting_ratio{rank} 0.25\n" in text
 
 
-def test_what_a_node_uses_is_what_its_newest_line_says() -> None:
+def test_what_a_node_uses_is_what_its_newest_line_says_and_a_node_that_is_gone_is_forgotten() -> None:
     metrics = Metrics()
     for cores, memory_bytes in ((1.0, 5), (2.5, 7)):
         host = {"kind": "host", "cores": cores, "memory_bytes": memory_bytes, "disk_bytes_per_s": 8,
                 "network_bytes_per_s": 9}  # fmt: skip
-        metrics.on_heartbeat(Heartbeat("a", 1, telemetry=(host,)), 0.0)
-        metrics.on_heartbeat(Heartbeat("gone", 1, telemetry=(host,)), 0.0)
+        pace = Pace(0, 4, 50, 0.25, 2.0)
+        metrics.on_heartbeat(Heartbeat("a", 1, telemetry=(host,), paces=(pace,)), 0.0)
+        metrics.on_heartbeat(Heartbeat("gone", 1, telemetry=(host,), paces=(pace,)), 0.0)
     here = NodeState("a", "worker", 0, 0, "h", 0.0, phase=NodePhase.RUNNING)
     gone = NodeState("gone", "worker", 1, 0, "h", 0.0, phase=NodePhase.LOST)
     state = State(nodes=Roster([here, gone]))
@@ -65,8 +66,10 @@ def test_what_a_node_uses_is_what_its_newest_line_says() -> None:
     assert 'everstep_node_memory_bytes{node="a",role="worker",host="h"} 7\n' in text
     assert 'everstep_node_disk_bytes_per_second{node="a",role="worker",host="h"} 8\n' in text
     assert 'everstep_node_network_bytes_per_second{node="a",role="worker",host="h"} 9\n' in text
-    assert 'cpu_cores{node="gone"' not in text
-    assert 'memory_bytes{node="gone"' not in text
+    assert 'rank_own_seconds{node="a"' in text
+    assert 'node_still_seconds{node="a"' in text
+    assert "gone" not in text
+    assert metrics._beats.keys() == metrics._paces.keys() == metrics._hosts.keys() == {"a"}
 
 
 def test_the_rank_that_kept_the_others_waiting_is_named_with_the_time_of_the_hang() -> None:

@@ -18,7 +18,9 @@ def test_a_node_hears_of_what_lies_in_the_store_only(tmp_path: Path) -> None:
     assert telemetry.newest_stored("a") == 0
     asyncio.run(telemetry.flush())
     assert (telemetry.newest_stored("a"), telemetry.newest_stored("b")) == (8, 0)
-    lines = [json.loads(line) for line in (tmp_path / "jobs/j/telemetry/000001-000001.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "jobs/j/telemetry/000001-000000001.jsonl").read_text().splitlines()
+    ]
     assert [line["n"] for line in lines] == [7, 8]
 
 

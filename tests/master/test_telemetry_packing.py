@@ -8,7 +8,14 @@ import pytest
 
 from everstep.runtime.job import records as job
 from everstep.runtime.master import telemetry
-from everstep.runtime.master.telemetry import FIRST_ITERATIONS, ITERATION_GROUPS, Line, Telemetry, thin_lines
+from everstep.runtime.master.telemetry import (
+    FIRST_ITERATIONS,
+    ITERATION_GROUPS,
+    Line,
+    Telemetry,
+    newest_number,
+    thin_lines,
+)
 from everstep.runtime.report.history import history
 from everstep.runtime.report.ledger import ledger
 from everstep.runtime.store import DirectoryStore
@@ -83,6 +90,20 @@ def test_as_months_pass_few_objects_are_left_and_the_newest_are_whole(
     lines = [json.loads(line) for name in names for line in store.get(f"jobs/j/telemetry/{name}").splitlines()]
     assert [line["n"] for line in lines if line["rank"] == 0] == list(range(1, 101))
     assert [line["n"] for line in lines if line["rank"] == 1][-5:] == list(range(96, 101))
+
+
+def test_after_a_million_objects_of_one_master_they_are_still_in_their_order(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+
+    async def go_on() -> None:
+        telemetry = Telemetry(store, "j", 1, 999_998)
+        for number in (1, 2, 3):
+            telemetry.add("a", [{"n": number}], 0.0)
+            await telemetry.flush()
+
+    asyncio.run(go_on())
+    assert [json.loads(store.get(entry.key))["n"] for entry in store.list("jobs/j/telemetry/")] == [1, 2, 3]
+    assert newest_number(store, "j", 1) == 1_000_001
 
 
 def test_a_job_of_many_rounds_is_no_more_than_its_lines() -> None:

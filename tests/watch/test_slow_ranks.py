@@ -1,5 +1,7 @@
 """Which rank is slow, from how long each waits for the others."""
 
+import math
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -111,3 +113,22 @@ def test_a_single_pause_makes_no_rank_slow() -> None:
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=8))
 def test_no_more_than_half_of_the_ranks_are_slow(waits: list[int]) -> None:
     assert len(slow_ranks(paces(*waits))) <= len(waits) / 2
+
+
+@pytest.mark.parametrize(
+    "changes", [{"samples": 0}, {"waited": 7.0}, {"waited": -7.0}, {"waited": float("nan")}, {"iteration_s": math.inf}]
+)
+def test_figures_that_no_rank_can_have_tell_of_no_rank(changes: dict[str, float]) -> None:
+    strange = msgspec.structs.replace(SLOW, rank=4, **changes)
+    assert judge_paces([*ALIKE, SLOW, strange]) == judge_paces([*ALIKE, SLOW])
+    assert judge_paces([strange, strange]) is None
+
+
+@given(
+    st.lists(
+        st.builds(Pace, st.integers(0, 9), st.integers(0, 9), st.integers(0, 1 << 53), st.floats(), st.floats()),
+        max_size=6,
+    )
+)
+def test_no_figures_make_it_fail(paces: list[Pace]) -> None:
+    judge_paces(paces)
