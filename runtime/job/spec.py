@@ -179,8 +179,8 @@ class RoleSpec(msgspec.Struct, frozen=True):
     restart_time_limit_s: float = 0.0
     """A replacement that has not joined for this long is lost; 0: `Patience.join_timeout_s`."""
     restart_timeout_s: float = 0.0
-    """After its first round (again after the job was taken up again), the job ends if the role lacks its minimum for this
-    long; 0: `Patience.join_timeout_s`."""
+    """After its first round, and that since the job was taken up again, the job ends if the role lacks its minimum for
+    this long; 0: `Patience.join_timeout_s`."""
     scale_out_timeout_s: float = 0.0
     """After scaling, nodes that have not joined for this long are given up; 0: never."""
     complete_policy: EndingPolicy = EndingPolicy.ALL
