@@ -46,9 +46,9 @@ def test_a_scripts_own_connections_are_not_cut_after_the_making_of_a_group_was_i
         return look()
 
     sockets = group_sockets.GroupSockets()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(group_sockets, "_sockets", interrupted_look)
-        with sockets.watching():
+        with pytest.raises(KeyboardInterrupt), sockets.watching():
             pass
     sockets.forget()
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as ours:
