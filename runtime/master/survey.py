@@ -48,6 +48,9 @@ def survey_store(store: Store, job: str, state: State) -> Survey:
         for place in sorted(folders, reverse=True)
         if place in committed and place not in refused_places and place not in refusals
     ]
+    # Of a checkpoint that was committed since, by reports or by a master that died before it could journal that, the
+    # journal may know shards, though no manifest.
+    journaled = {place: checkpoint for place, checkpoint in state.checkpoints.items() if checkpoint.manifest}
     intact: dict[CheckpointId, Stored] = {}
     while places_left and (len(intact) < KEPT_CHECKPOINTS or any(place in state.checkpoints for place in places_left)):
         some, places_left = places_left[:_PARALLEL_READS], places_left[_PARALLEL_READS:]
@@ -55,22 +58,15 @@ def survey_store(store: Store, job: str, state: State) -> Survey:
             for place, commit in zip(
                 some, threads.map(lambda place: _read_commit(store, folders[place]), some), strict=True
             ):
-                known_checkpoint = state.checkpoints.get(place)
+                known_checkpoint = journaled.get(place)
                 if isinstance(commit, RestoreError):
                     refusals[place] = _refusal(job, place, str(commit), commit.flaw or Flaw.DAMAGED)
-                elif (
-                    known_checkpoint
-                    and known_checkpoint.manifest
-                    and _differs(known_checkpoint, commit.holdings(folders[place].key))
-                ):
+                elif known_checkpoint is not None and _differs(known_checkpoint, commit.holdings(folders[place].key)):
                     refusals[place] = _refusal(job, place, "its manifest is not what was committed")
                 else:
                     intact[place] = Stored(
                         manifest_key(job, place), commit.holdings(folders[place].key), commit.is_certified
                     )
-    # Of a checkpoint that was committed since, by reports or by a master that died before it could journal that, the
-    # journal may know shards, though no manifest.
-    journaled = {place for place, checkpoint in state.checkpoints.items() if checkpoint.manifest}
     new_checkpoints = tuple(checkpoint for place, checkpoint in intact.items() if place not in journaled)
     return Survey(new_checkpoints, tuple(refusals.values()), max((round_ for round_, _ in folders), default=0))
 

@@ -123,8 +123,8 @@ def download(store: Store, key: str, size: int, path: Path) -> None:
 
 
 def _remove_unused(entry: Path) -> bool:
-    """False if a living process uses the copy or is making it. A draft or shards that a
-    living step makes here are locked themselves and stay; those of an ended one go, as it can make them again."""
+    """False if a living process uses the copy or is making it. A draft or shards that a living step makes here are
+    locked themselves and stay; those of an ended one go, as it can make them again."""
     with suppress(BlockingIOError), hold_lock(entry / _LOCK, _OPEN_LOCK, wait_s=0, mode=0o600):
         for folder in filter(Path.is_dir, entry.iterdir()):
             with suppress(BlockingIOError, FileNotFoundError), hold_lock(folder, wait_s=0):

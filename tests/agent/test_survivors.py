@@ -22,12 +22,7 @@ from everstep.runtime.protocol.survivor_link import SOCKET_NAME, SPARE_VARIABLE
 from everstep.runtime.protocol.worker_link import AGENT_VARIABLE
 
 DEADLINE_S = 60
-LEAVES = """
-import os, sys
-from everstep.runtime.protocol.survivor_link import *
-link = SurvivorLink.from_environment()
-print("round", os.environ["EVERSTEP_ROUND"], flush=True)
-while os.environ["EVERSTEP_ROUND"] != "3":
+ENTERS = """\
     link.receive()
     link.send(Left(int(os.environ["EVERSTEP_ROUND"])))
     seat, files = link.receive()
@@ -36,6 +31,15 @@ while os.environ["EVERSTEP_ROUND"] != "3":
         os.close(file)
     os.environ.update(seat.environment)
     link.send(Seated(seat.round))
+"""
+"""It leaves its round when it is told, and takes its seat in the next one."""
+LEAVES = f"""
+import os, sys
+from everstep.runtime.protocol.survivor_link import *
+link = SurvivorLink.from_environment()
+print("round", os.environ["EVERSTEP_ROUND"], flush=True)
+while os.environ["EVERSTEP_ROUND"] != "3":
+{ENTERS}\
     print("round", seat.round, seat.restores, os.getpid() == int(sys.argv[1] or os.getpid()), flush=True)
 """
 STAYS = """
@@ -143,20 +147,13 @@ while True:
     link.send(Left(seat.round))
     seat, files = link.receive()
 """
-SURVIVES = """
+SURVIVES = f"""
 import os
 from everstep.runtime.protocol.survivor_link import *
 link = SurvivorLink.from_environment()
 print("round", os.environ["EVERSTEP_ROUND"], flush=True)
 while True:
-    link.receive()
-    link.send(Left(int(os.environ["EVERSTEP_ROUND"])))
-    seat, files = link.receive()
-    for stream, file in enumerate(files, start=1):
-        os.dup2(file, stream)
-        os.close(file)
-    os.environ.update(seat.environment)
-    link.send(Seated(seat.round))
+{ENTERS}\
     print("round", seat.round, flush=True)
 """
 PLAIN = "import threading\nprint('connected', flush=True)\nthreading.Event().wait()\n"

@@ -1,8 +1,8 @@
 """The names of a job's checkpoints in a store. Only this module builds and parses them.
 
 A checkpoint is a folder `jobs/<job>/checkpoints/<round>-<iteration>`, zero-padded so that the newest sorts last. It has
-one object a shard and, once it is committed, its manifest. If nodes that leave have put their own
-copies of a replicated state, these are there, too, until the folder is deleted.
+one object a shard and, once it is committed, its manifest. If nodes that leave have put their own copies of a
+replicated state, these are there, too, until the folder is deleted.
 """
 
 import re

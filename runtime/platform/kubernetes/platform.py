@@ -46,7 +46,6 @@ LeaveStart = Callable[[str, NodeStart], Awaitable[None]]
 """Leaves the pod of that name what to run. Raises OSError."""
 FORCE_AFTER_S = 2.0 * GRACE_S
 """A pod that is still there this long after it was told to end is on an unreachable host: it is forgotten."""
-
 OVERLOOKED_S = 60.0
 """A scheduler that runs looks at a pod within seconds."""
 
