@@ -44,6 +44,11 @@ COUNTERS = "from torch._dynamo.utils import counters\n"
 CALL = '\nif __name__ == "__main__":\n    main()\n'
 
 
+def budget_of(iteration_s: float) -> float:
+    """Seconds that a kill may take where an iteration takes so many."""
+    return FIXED_S + ITERATIONS * iteration_s
+
+
 class Way(NamedTuple):
     """How a training's workers live."""
 
@@ -93,7 +98,7 @@ class Series:
 
     @property
     def budget_s(self) -> float:
-        return FIXED_S + ITERATIONS * self.iteration_s
+        return budget_of(self.iteration_s)
 
     @property
     def within(self) -> int:
@@ -165,6 +170,9 @@ def kills(folder: Path, dataset: str, count: int, ranks: int, way: Way, seed: in
     records, telemetry = run.records(), run.telemetry()
     costs = [cost_of(moment, records, telemetry) for moment in moments]
     calm = statistics.median(line["seconds"] for line in lines)
+    for number, (cost, parts) in enumerate(costs, 1):
+        if cost.seconds > budget_of(calm):
+            print(f"kill {number} took {cost.seconds:.2f} s: {parts}", file=sys.stderr, flush=True)
     equal = not newest or weights == undisturbed_run(folder, dataset, count, ranks, way, newest)
     return Series(
         ranks, way, [cost.seconds for cost, _ in costs], calm, max(cost.lost for cost, _ in costs), survivors_kept,
