@@ -57,7 +57,7 @@ PROVEN = {
         "tests/job/test_disconnected.py",
     ),
     "a worker that runs before its fork server goes on leaves its round": (f"{AGENT}::goes_on",),
-    "the same fault tests beside warm spares": (f"{SURVIVAL}test_training_survives.py::spares",),
+    "killed workers, lost nodes and random kills beside warm spares": (f"{SURVIVAL}test_training_survives.py::spares",),
     "a spare that is not warm, or dies, costs nothing": (f"{AGENT}::rehearses", f"{AGENT}::buried"),
 }  # fmt: skip
 

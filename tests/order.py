@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TypeVar
 
-LONG = ("survival", "checkpoint", "preprocess", "launch", "train", "check", "training", "store")
+LONG = ("survival", "checkpoint", "preprocess", "launch", "train", "check", "watch", "training", "docs", "evaluate", "store")
 """Folders whose tests take seconds each, the longest first: they train, or start Spark."""
 
 Test = TypeVar("Test")

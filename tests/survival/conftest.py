@@ -14,6 +14,7 @@ __all__ = ["trained"]
 
 SCRIPT = Path(__file__).with_name("small_script.py")
 VOCABULARY = 257
+WARMING = {"iterations": "400"}
 
 
 @pytest.fixture(scope="session")
@@ -57,10 +58,10 @@ def flags(dataset: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-@pytest.fixture(params=["anew", *(pytest.param(name, marks=pytest.mark.long) for name in ("survive", "spares"))])
+@pytest.fixture(params=["anew", pytest.param("survive", marks=pytest.mark.long)])
 def training(request: pytest.FixtureRequest, tmp_path: Path, flags: dict[str, str]) -> Iterator[TrainStep]:
-    """A training in a folder of its own, whose workers start anew in each round, or survive, beside warm spares
-    perhaps; whatever a failed test leaves is ended."""
+    """A training in a folder of its own, whose workers start anew in each round, or survive, or ("spares") survive
+    beside warm spares, where a test asks for it; whatever a failed test leaves is ended."""
     script = {} if request.param == "anew" else {"script-args": "--survive"}
     script |= {"spares": "1"} if request.param == "spares" else {}
     step = TrainStep(tmp_path / "run", tmp_path / "store", flags=flags | script)
@@ -71,6 +72,17 @@ def training(request: pytest.FixtureRequest, tmp_path: Path, flags: dict[str, st
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, flags: dict[str, str]) -> dict[str, bytes]:
     """The final tensors (weights and optimizer) of a training that nothing happened to."""
+    return undisturbed_tensors(tmp_path_factory, "undisturbed", flags)
+
+
+@pytest.fixture(scope="session")
+def long_undisturbed(tmp_path_factory: pytest.TempPathFactory, flags: dict[str, str]) -> dict[str, bytes]:
+    """The same of a training of so many iterations that spares become warm beside it."""
+    return undisturbed_tensors(tmp_path_factory, "long-undisturbed", flags | WARMING)
+
+
+def undisturbed_tensors(factory: pytest.TempPathFactory, name: str, flags: dict[str, str]) -> dict[str, bytes]:
+    """Trained once in a session of tests."""
 
     def train(folder: Path) -> TrainStep:
         return TrainStep(folder / "run", folder / "store", flags=flags)
@@ -83,7 +95,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, flags: dict[str, str])
         finally:
             step.kill_all()
 
-    return tensors(train(made_once(tmp_path_factory, "undisturbed", make)).checkpoint())
+    return tensors(train(made_once(factory, name, make)).checkpoint())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from tests.harness import TrainStep, all_tensors, kill, tensors, wait_until
+from tests.survival.conftest import WARMING
 
 
 def processes(training: TrainStep) -> dict[int, dict[int, int]]:
@@ -142,23 +143,19 @@ def test_survivors_of_other_frameworks_keep_their_processes_and_end_with_equal_w
 
 @pytest.mark.long
 @pytest.mark.parametrize("training", ["spares"], indirect=True)
-def test_a_killed_worker_is_followed_by_a_warm_spare_and_changes_no_weight(training: TrainStep, tmp_path: Path) -> None:
-    flags = training.flags = {**training.flags, "iterations": "400", "min-nodes": "2"}
-    calm = TrainStep(tmp_path / "calm", tmp_path / "calm-store", flags={**flags, "spares": "0"})
-    try:
-        training.start()
-        wait_until(lambda: log_lines(training, "a spare is warm") == 2 or training.over(), "two warm spares")
-        first = {pid for ranks in processes(training).values() for pid in ranks.values()}
-        victim = next(worker for worker in training.workers() if worker.pid in first)
-        kill(victim)
-        assert training.finish() == 0, training.last_words()
-        calm.start()
-        assert calm.finish() == 0, calm.last_words()
-    finally:
-        calm.kill_all()
+def test_a_killed_worker_is_followed_by_a_warm_spare_and_changes_no_weight(
+    training: TrainStep, long_undisturbed: dict[str, bytes]
+) -> None:
+    training.flags = {**training.flags, **WARMING, "min-nodes": "2"}
+    training.start()
+    wait_until(lambda: log_lines(training, "a spare is warm") == 2 or training.over(), "two warm spares")
+    first = {pid for ranks in processes(training).values() for pid in ranks.values()}
+    victim = next(worker for worker in training.workers() if worker.pid in first)
+    kill(victim)
+    assert training.finish() == 0, training.last_words()
     assert log_lines(training, "come from warm spares") == 1, training.last_words()
     assert log_lines(training, "its rehearsal ended early") == 0, training.last_words()
-    assert tensors(training.checkpoint()) == tensors(calm.checkpoint())
+    assert tensors(training.checkpoint()) == long_undisturbed
     assert training.leftovers() == []
 
 
@@ -176,28 +173,21 @@ def agent_of(training: TrainStep, node: str) -> psutil.Process:
 @pytest.mark.long
 @pytest.mark.parametrize("training", ["spares"], indirect=True)
 def test_a_lost_node_is_followed_by_a_warm_spare_node_and_changes_no_weight(
-    training: TrainStep, tmp_path: Path
+    training: TrainStep, long_undisturbed: dict[str, bytes]
 ) -> None:
-    flags = training.flags = {**training.flags, "iterations": "400", "min-nodes": "2"}
-    training.flags = {**flags, "spare-nodes": "1"}
-    calm = TrainStep(tmp_path / "calm", tmp_path / "calm-store", flags={**flags, "spares": "0"})
-    try:
-        training.start()
-        wait_until(lambda: log_lines(training, "a spare is warm") >= 3 or training.over(), "warm spares of all nodes")
-        wait_until(lambda: formed_rounds(training) or training.over(), "a round")
-        first, second = formed_rounds(training)[0]  # The two nodes that came first: the third waits as a spare.
-        spare = ({"worker-0-0", "worker-1-0", "worker-2-0"} - {first, second}).pop()
-        (spare_log,) = training.node_logs(spare)
-        assert "a spare is warm" in spare_log.read_text(), training.last_words()
-        kill(agent_of(training, second))
-        assert training.finish() == 0, training.last_words()
-        calm.start()
-        assert calm.finish() == 0, calm.last_words()
-    finally:
-        calm.kill_all()
+    training.flags = {**training.flags, **WARMING, "min-nodes": "2", "spare-nodes": "1"}
+    training.start()
+    wait_until(lambda: log_lines(training, "a spare is warm") >= 3 or training.over(), "warm spares of all nodes")
+    wait_until(lambda: formed_rounds(training) or training.over(), "a round")
+    first, second = formed_rounds(training)[0]  # The two nodes that came first: the third waits as a spare.
+    spare = ({"worker-0-0", "worker-1-0", "worker-2-0"} - {first, second}).pop()
+    (spare_log,) = training.node_logs(spare)
+    assert "a spare is warm" in spare_log.read_text(), training.last_words()
+    kill(agent_of(training, second))
+    assert training.finish() == 0, training.last_words()
     assert [{*nodes} for nodes in formed_rounds(training)[:2]] == [{first, second}, {first, spare}]
     assert "local ranks [0] come from warm spares" in spare_log.read_text(), training.last_words()
-    assert tensors(training.checkpoint()) == tensors(calm.checkpoint())
+    assert tensors(training.checkpoint()) == long_undisturbed
     assert training.leftovers() == []
 
 

@@ -19,17 +19,16 @@ from tests.harness import ROUNDS, TrainStep, kill, tensors, wait_until
 from tests.trained import tiers_restored
 
 LONG = pytest.mark.long
-AGENT_POINTS = [pytest.param("keeper.before_put", marks=LONG), "keeper.after_put"]
 Points = tuple[str, ...]
 
 
-def one_after_the_other(first: Points, others: Points) -> pytest.MarkDecorator:
+def one_after_the_other(first: Points, others: Points, *more: str) -> pytest.MarkDecorator:
     """Points at which one training loses something in turn: in `make test` the first ones, in long tests the others,
-    and all of them with workers that survive."""
+    and all of them with workers that live in one of these ways."""
     cases = [
         pytest.param("anew", first, id="first"),
         pytest.param("anew", others, id="others", marks=LONG),
-        *(pytest.param(name, (*others, *first), id=name, marks=LONG) for name in ("survive", "spares")),
+        *(pytest.param(name, (*others, *first), id=name, marks=LONG) for name in more),
     ]
     return pytest.mark.parametrize(("training", "points"), cases, indirect=["training"])
 
@@ -73,7 +72,8 @@ def test_an_undisturbed_training_gives_the_same_weights_twice(
 @one_after_the_other(
     ("checkpoint.mid_copy", "checkpoint.after_commit"),
     ("train.iteration", "checkpoint.before_copy", "checkpoint.after_copy"),
-)
+    "survive", "spares",
+)  # fmt: skip
 def test_a_worker_killed_at_a_point_changes_no_weight_and_asks_for_no_test(
     points: Points, training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
@@ -88,7 +88,16 @@ def test_a_worker_killed_at_a_point_changes_no_weight_and_asks_for_no_test(
     assert_whole(training, undisturbed)
 
 
-@pytest.mark.parametrize("point", AGENT_POINTS)
+@pytest.mark.parametrize(
+    ("training", "point"),
+    [
+        ("anew", "keeper.after_put"),
+        pytest.param("anew", "keeper.before_put", marks=LONG),
+        pytest.param("survive", "keeper.before_put", marks=LONG),
+        pytest.param("spares", "keeper.after_put", marks=LONG),
+    ],
+    indirect=["training"],
+)
 def test_a_node_lost_at_a_point_changes_no_weight(
     point: str, training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
@@ -187,7 +196,7 @@ def test_a_replacement_is_checked_before_it_joins_and_an_unfit_one_replaced(
     assert_whole(training, undisturbed)
 
 
-@one_after_the_other(("master.before_manifest",), ("master.after_journal", "master.after_manifest"))
+@one_after_the_other(("master.before_manifest",), ("master.after_journal", "master.after_manifest"), "survive")
 def test_a_step_killed_at_a_point_is_taken_up_by_its_retry(
     points: Points, training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
@@ -266,7 +275,11 @@ def try_kill(process: psutil.Process) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=LONG), pytest.param(2, marks=LONG)])
+@pytest.mark.parametrize(
+    ("training", "seed"),
+    [("anew", 0), *(pytest.param(*case, marks=LONG) for case in (("survive", 1), ("spares", 2), ("spares", 3)))],
+    indirect=["training"],
+)
 def test_kills_at_random_moments_change_no_weight(
     seed: int, training: TrainStep, undisturbed: dict[str, bytes]
 ) -> None:
