@@ -244,7 +244,7 @@ def test_the_secret_of_a_store_must_name_its_endpoint_and_other_secrets_need_not
         [{"name": KEYS[0], "valueFrom": theirs}],
         [{"name": "MINIO_ENDPOINT", "valueFrom": at_home}, {"name": "AWS_ENDPOINT_URL", "value": "http://s3.example"}],
     ]
-    templates = [{"name": "own", "container": {"image": "everstep:0"}}]
+    templates: list[dict[str, Any]] = [{"name": "own", "container": {"image": "everstep:0"}}]
     templates += [{"name": "theirs", "container": {"image": "busybox", "env": env}} for env in variables]
     options = ClusterOptions("everstep:1", store_secret="keys")
     needs = needs_of(for_argo({"spec": {"templates": templates}}, "x", "ml", options, "everstep:0"))
