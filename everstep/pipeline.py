@@ -189,7 +189,7 @@ def manifest_of(workflow: "Workflow", store: str) -> dict[str, Any]:
         **{key: text for key, text in annotations.items() if text},
         **metadata.get("annotations", {}),
     }
-    for entry in manifest["spec"]["arguments"]["parameters"]:
+    for entry in (manifest["spec"].get("arguments") or {}).get("parameters") or ():
         if entry["name"] == "store":
             entry["value"] = store
     return manifest

@@ -46,7 +46,7 @@ def _workflow_template(template: Container) -> dict[str, Any]:
         annotations={name: text for name, text in title.items() if name not in (ACCOUNT, JOB_TOKEN)},
         entrypoint=template.name,
         arguments=[_as_argument(input_) for input_ in inputs],
-        templates=[_with_inputs(template, inputs)],
+        templates=[_with_inputs(template, [_as_input(input_, names_job=JOB_TOKEN in title) for input_ in inputs])],
     )
     manifest: dict[str, Any] = result.to_dict()
     return manifest
@@ -56,6 +56,13 @@ def _as_argument(parameter: Parameter) -> Parameter:
     """With the default as its value: `argo submit --from` takes no defaults for a workflow's own arguments."""
     value = {} if parameter.default is None else {"value": parameter.default}
     return Parameter(name=parameter.name, description=parameter.description, **value)
+
+
+def _as_input(parameter: Parameter, *, names_job: bool) -> Parameter:
+    """Without a default where the task names a job: two calls in one workflow would share that job."""
+    if not (names_job and parameter.name == "task"):
+        return parameter
+    return Parameter(name=parameter.name, description=parameter.description)
 
 
 def _with_inputs(template: Container, inputs: list[Parameter]) -> Container:

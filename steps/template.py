@@ -19,6 +19,7 @@ from hera.workflows import (
 )
 from hera.workflows import models as argo
 
+from everstep.runtime.platform import STEP_LABEL
 from everstep.runtime.submission.manifest import ACCOUNT, JOB_TOKEN
 from everstep.version import IMAGE
 
@@ -26,8 +27,6 @@ OUTPUTS = "/tmp/outputs"
 """Where a pod's step leaves its outputs."""
 COMMON_ARGUMENTS = {"store": "{{workflow.parameters.store}}", "run": "{{workflow.name}}", "outputs": OUTPUTS}
 """The fields that every config has, and their values in any workflow. The workflow has a parameter `store`."""
-STEP = "everstep/step"
-"""Label of the pods that may reach each other (templates/chart/files/network.yaml); its value is the step."""
 MACHINE_GONE = (
     "pod deleted",
     "imminent node shutdown",
@@ -131,7 +130,7 @@ def step_template(
         inputs=inputs,
         outputs=files,
         annotations=annotations,
-        labels={STEP: step},
+        labels={STEP_LABEL: step},
         resources=Resources(cpu_request=cpu, memory_request=memory, memory_limit=memory),
         retry_strategy=RETRY,
         active_deadline_seconds=deadline_s,

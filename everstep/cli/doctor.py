@@ -57,6 +57,7 @@ def run(flags: Doctor) -> int:
         flags.priority_class,
         flags.gang,
         artifacts=STEPS_WITH_ARTIFACTS,
+        stores=(flags.store_secret,),
     )
     try:
         route = CustomResource(os.environ, flags.namespace)

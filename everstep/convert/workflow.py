@@ -25,7 +25,7 @@ def workflow_of(conversion: Conversion, store: str, cluster: ClusterOptions | No
     values = {**conversion.arguments}
     if "job_spec" in values:
         values["job_spec"] = json.dumps(values["job_spec"], ensure_ascii=False)
-    arguments = [{"name": "store", "value": "{{workflow.parameters.store}}"}]
+    arguments = [{"name": "store", "value": "{{workflow.parameters.store}}"}, {"name": "task", "value": "train"}]
     arguments += [{"name": name.replace("_", "-"), "value": _text(value)} for name, value in values.items()]
     task = {"name": "train", "template": template["name"], "arguments": {"parameters": arguments}}
     spec: dict[str, Any] = {

@@ -37,17 +37,18 @@ class JobPods:
         self._chance = chance
 
     async def by_node(self) -> dict[str, Pod]:
-        """All of them. Raises KubeError."""
+        """Those that have not ended. Raises KubeError."""
         pods, _ = await self._api.list("pods", selector(self._progress.job))
-        return {pod["metadata"]["labels"][NODE]: pod for pod in pods}
+        return {pod["metadata"]["labels"][NODE]: pod for pod in pods if not has_ended(pod)}
 
     async def victim(self, fault: Fault) -> tuple[str, Pod]:
-        """(node, its pod): the named one, or one that trains. Raises NotFiredError, KubeError."""
+        """(node, its pod): the named one, or one that trains. It is on a machine. Raises NotFiredError, KubeError."""
         pods = await self.by_node()
         names = [fault.node] if fault.node else self._progress.training_nodes()
-        candidates = sorted(name for name in names if name in pods)
+        candidates = sorted(name for name in names if name in pods and pods[name]["spec"].get("nodeName"))
         if not candidates:
-            raise NotFiredError(f"{fault.node or 'no node that trains'} has no pod")
+            missing = f"{fault.node} has no pod" if fault.node else "no node that trains has a pod"
+            raise NotFiredError(f"{missing} on a machine")
         name = self._chance.choice(candidates)
         return name, pods[name]
 

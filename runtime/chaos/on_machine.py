@@ -70,7 +70,7 @@ class MachineInjector:
                 return ""
 
     async def prepare(self, kind: Kind) -> None:
-        """For NETWORK, each node enters a control group of its own before its workers make a socket."""
+        """For NETWORK, each node enters a control group of its own before its workers make a socket; see `release`."""
         groups.remove_abandoned()
         while kind is Kind.NETWORK:
             for entry in self._nodes():
@@ -78,6 +78,11 @@ class MachineInjector:
                     self._groups[entry.uid] = group = groups.make_group(entry.uid)
                     groups.enter_all(group, partial(victims.agent_and_below, entry.pid), self._homes)
             await asyncio.sleep(0.01)
+
+    def release(self) -> None:
+        """Put the nodes back into the groups from which `prepare` took them."""
+        for group in self._groups.values():
+            groups.remove(group, self._homes)
 
     async def inject(self, fault: Fault) -> FiredFault:
         if why := self.refusal(fault.kind):
@@ -110,9 +115,6 @@ class MachineInjector:
             raise NotPossibleError(f"this user may not do it: {error}") from None
         except OSError as error:
             raise NotFiredError(str(error)) from None
-        finally:
-            for group in self._groups.values():
-                groups.remove(group, self._homes)
 
     def _nodes(self) -> list[Registration]:
         """The job's live nodes."""

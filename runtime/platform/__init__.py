@@ -14,6 +14,9 @@ from everstep.runtime.job.spec import Resources
 
 POD_VARIABLE = "EVERSTEP_POD"
 """Variable with the name of a step's own pod. Unset: nodes are processes of this machine."""
+STEP_LABEL = "everstep/step"
+"""Label of a step's template and pod; its value is the step's name. Such pods reach each other
+(templates/chart/files/network.yaml) and the store."""
 
 
 class NodeRequest(msgspec.Struct, frozen=True):

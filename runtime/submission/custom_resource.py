@@ -200,7 +200,7 @@ def _explain(where: str, url: str, namespace: str, error: KubeError) -> tuple[Tr
     if not status:
         trouble = Trouble.LOST if error.sent else Trouble.UNREACHABLE
         return trouble, f"{where} cannot be reached at {url} ({message}); is the cluster up? `kubectl cluster-info`"
-    trouble = trouble_for_status(status)
+    trouble = Trouble.BUSY if error.passing else trouble_for_status(status)
     if trouble is Trouble.UNAUTHORIZED:
         return trouble, f"{where}: {message} (401); its credentials are not valid (or no longer valid): log in again"
     if trouble is Trouble.FORBIDDEN:

@@ -9,7 +9,8 @@ import os
 import ssl
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -18,7 +19,14 @@ import msgspec
 import yaml
 
 from everstep.runtime.platform.kubernetes.api import Access, KubeError
-from everstep.runtime.submission.kube_login import Certificate, KubeLogin, LoginError, User, log_in, read_file_or_data
+from everstep.runtime.submission.kube_login import (
+    Certificate,
+    LoginError,
+    User,
+    impersonation_of,
+    log_in,
+    read_file_or_data,
+)
 from everstep.runtime.submission.route import ApiError, Trouble
 
 NOT_FOUND = (
@@ -104,18 +112,23 @@ class KubeConfig:
         cluster = msgspec.convert(fields, Cluster)
         if urlsplit(cluster.server).scheme not in ("http", "https"):
             raise LoginError(f"cluster {context.cluster}: server {cluster.server!r} is not an http:// or https:// URL")
-        login = KubeLogin()
-        if context.user:
-            user, users_folder = _find_entry("user", context.user, self.users)
-            login = log_in(context.user, user, users_folder, environment, fields)
-        return Access(
-            cluster.server,
+        user, users_folder = _find_entry("user", context.user, self.users) if context.user else (User(), folder)
+        login = log_in(context.user, user, users_folder, environment, fields)
+        tls = _tls_context(cluster, folder, login.certificate)
+        access = Access(
+            cluster.server.rstrip("/"),
             namespace or context.namespace or "default",
             login.authorization,
-            _tls_context(cluster, folder, login.certificate),
+            tls,
             cluster.tls_server_name,
-            cluster.proxy_url or _proxy_of(environment, cluster.server),
+            _proxy_of(context.cluster, cluster, environment),
+            impersonation=impersonation_of(context.user, user),
         )
+        if login.plugin is None:
+            return access
+        if isinstance(tls, ssl.SSLContext):
+            login.plugin.load = partial(_load_certificate, tls)
+        return replace(access, renew=login.plugin.renew, changes_certificate=login.plugin.certificate is not None)
 
 
 def config_files(environment: Mapping[str, str]) -> list[Path]:
@@ -202,11 +215,21 @@ def _load_certificate(context: ssl.SSLContext, certificate: Certificate) -> None
             raise LoginError(f"the client certificate and its key do not fit: {error}") from None
 
 
-def _proxy_of(environment: Mapping[str, str], url: str) -> str:
-    """What HTTPS_PROXY or HTTP_PROXY names, unless NO_PROXY excepts the server."""
+def _proxy_of(name: str, cluster: Cluster, environment: Mapping[str, str]) -> str:
+    """The cluster's own proxy, else what HTTPS_PROXY or HTTP_PROXY names; "": none. Raises LoginError."""
+    proxy = cluster.proxy_url or _proxy_around(environment, cluster.server)
+    if proxy and urlsplit(proxy).scheme not in ("http", "https"):
+        raise LoginError(f"cluster {name}: proxy {proxy!r}: only http:// and https:// proxies can be used")
+    return proxy
+
+
+def _proxy_around(environment: Mapping[str, str], url: str) -> str:
+    """What HTTPS_PROXY or HTTP_PROXY names, with or without http://, unless NO_PROXY excepts the server."""
     from requests.utils import should_bypass_proxies
 
     name = f"{urlsplit(url).scheme}_proxy"
     proxy = environment.get(name) or environment.get(name.upper(), "")
     excepted = environment.get("no_proxy") or environment.get("NO_PROXY", "")
-    return "" if not proxy or should_bypass_proxies(url, excepted) else proxy
+    if not proxy or should_bypass_proxies(url, excepted):
+        return ""
+    return proxy if "://" in proxy else f"http://{proxy}"

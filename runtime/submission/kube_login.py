@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -67,6 +68,10 @@ class User(msgspec.Struct, rename="kebab", frozen=True):
     password: str = ""
     exec: Exec | None = None
     auth_provider: AuthProvider | None = None
+    as_user: str = msgspec.field(default="", name="as")
+    as_uid: str = ""
+    as_groups: list[str] = []
+    as_user_extra: dict[str, list[str]] = {}
 
 
 class Status(msgspec.Struct, rename="camel", frozen=True):
@@ -102,6 +107,8 @@ class KubeLogin:
     authorization: Callable[[], str] = str
     """The header of that name; "": none. Raises KubeError when a new login fails."""
     certificate: Certificate | None = None
+    plugin: "Plugin | None" = None
+    """The program that both are from."""
 
 
 def log_in(
@@ -122,14 +129,25 @@ def log_in(
         return KubeLogin(lambda: f"Bearer {user.token}", certificate)
     if user.exec:
         plugin = Plugin(name, user.exec, folder, environment, cluster)
-        status = plugin.status
-        if status.client_certificate_data:
-            certificate = Certificate(status.client_certificate_data.encode(), status.client_key_data.encode())
-        return KubeLogin(plugin.authorization, certificate)
+        return KubeLogin(plugin.authorization, plugin.certificate or certificate, plugin)
     if user.username:
         basic = base64.b64encode(f"{user.username}:{user.password}".encode()).decode()
         return KubeLogin(lambda: f"Basic {basic}", certificate)
     return KubeLogin(certificate=certificate)
+
+
+def impersonation_of(name: str, user: User) -> tuple[tuple[str, str], ...]:
+    """The headers that say whom the user `name` acts as ("Authenticating", section "User impersonation").
+
+    Raises LoginError.
+    """
+    more = [("Impersonate-Uid", user.as_uid)] if user.as_uid else []
+    more += [("Impersonate-Group", group) for group in user.as_groups]
+    for key, values in user.as_user_extra.items():
+        more += [(f"Impersonate-Extra-{quote(key, safe='')}", value) for value in values]
+    if more and not user.as_user:
+        raise LoginError(f"user {name}: as-uid, as-groups and as-user-extra need `as`, the user to act as")
+    return (("Impersonate-User", user.as_user), *more) if user.as_user else ()
 
 
 def _certificate_of(name: str, user: User, folder: Path) -> Certificate | None:
@@ -151,7 +169,7 @@ def read_file_or_data(file: str, data: str, folder: Path) -> bytes:
 
 
 class Plugin:
-    """Asks a program for a credential, again when that has expired."""
+    """Asks a program for a credential, again when that has expired or is refused."""
 
     def __init__(
         self, user: str, plugin: Exec, folder: Path, environment: Mapping[str, str], cluster: Mapping[str, Any]
@@ -165,17 +183,34 @@ class Plugin:
         self._command = str(folder / plugin.command) if "/" in plugin.command else plugin.command
         self._environment = {**environment, **{variable.name: variable.value for variable in plugin.env}}
         self._cluster = cluster
-        self.status = self._run()
+        self.load: Callable[[Certificate], None] = lambda _: None
+        """Gets each further certificate; raises LoginError."""
+        self._status = self._run()
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """The newest."""
+        status = self._status
+        if not status.client_certificate_data:
+            return None
+        return Certificate(status.client_certificate_data.encode(), status.client_key_data.encode())
 
     def authorization(self) -> str:
         """The header's value. Raises KubeError when a new login fails."""
-        expires = self.status.expiration_timestamp
+        expires = self._status.expiration_timestamp
         if expires and expires <= datetime.now(UTC):
-            try:
-                self.status = self._run()
-            except LoginError as error:
-                raise KubeError(str(error), HTTPStatus.UNAUTHORIZED.value) from None
-        return f"Bearer {self.status.token}" if self.status.token else ""
+            self.renew()
+        return f"Bearer {self._status.token}" if self._status.token else ""
+
+    def renew(self) -> bool:
+        """Run the program again; returns True. Raises KubeError."""
+        try:
+            self._status = self._run()
+            if self.certificate:
+                self.load(self.certificate)
+        except LoginError as error:
+            raise KubeError(str(error), HTTPStatus.UNAUTHORIZED.value) from None
+        return True
 
     def _run(self) -> Status:
         terminal = sys.stdin is not None and sys.stdin.isatty()

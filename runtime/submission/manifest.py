@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from everstep.runtime.net.token import token_reference
-from everstep.runtime.platform import POD_VARIABLE
+from everstep.runtime.platform import POD_VARIABLE, STEP_LABEL
 
 DIGEST = "everstep/manifest"
 """Annotation: the digest of what was submitted, so that the same submission is known again."""
@@ -65,7 +65,8 @@ class ClusterOptions:
 def for_argo(
     manifest: Mapping[str, Any], name: str, namespace: str, options: ClusterOptions, own_image: str
 ) -> dict[str, Any]:
-    """A copy that a cluster can run, under that name. Steps with the image `own_image` are Everstep's.
+    """A copy that a cluster can run, under that name. Containers with the image `own_image`, and templates with the
+    label of a step, are Everstep's.
 
     Raises NotForAClusterError when a pod could not start or its store could not be reached.
     """
@@ -130,32 +131,26 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: str) -> None:
-    """Give the templates with the image `own_image` what they need on a cluster, in place.
+    """Give the containers with the image `own_image`, and steps with images of their own, what they need on a cluster,
+    in place.
 
     Raises NotForAClusterError when they could not start.
     """
-    templates = [
-        template
-        for template in all_templates(spec)
-        if any(own_image == container.get("image") for container in containers_of(template))
-    ]
-    own = [
-        container
-        for template in templates
-        for container in containers_of(template)
-        if container.get("image") == own_image
-    ]
-    if own and not options.image:
+    steps = [(template, containers) for template in all_templates(spec) if (containers := _own(template, own_image))]
+    own = [container for _, containers in steps for container in containers]
+    with_own_image = [container for container in own if container.get("image") == own_image]
+    if with_own_image and not options.image:
         raise NotForAClusterError(
             f"target argo needs --image: the image of the steps, as the cluster pulls it (they name {own_image!r} only)"
         )
-    for container in own:
+    for container in with_own_image:
         container["image"] = options.image
         if options.pull_policy:
             container["imagePullPolicy"] = options.pull_policy
+    for container in own:
         credentials = _credential_variables(options.store_secret) if options.store_secret else ()
         container["env"] = [*container.get("env", ()), dict(OWN_POD), *credentials]
-    for template in templates:
+    for template, _ in steps:
         annotations = template.get("metadata", {}).get("annotations") or {}
         more, job = annotations.pop(ACCOUNT, ""), annotations.pop(JOB_TOKEN, "")
         if job:
@@ -163,6 +158,13 @@ def fit_templates(spec: Mapping[str, Any], options: ClusterOptions, own_image: s
             template["container"]["env"].append(token_reference(job, optional=True))
         if options.service_account:
             template["serviceAccountName"] = f"{options.service_account}{more}"
+
+
+def _own(template: Mapping[str, Any], own_image: str) -> list[dict[str, Any]]:
+    """Its containers with that image, and a step's main one whatever its image (`everstep.step(image=...)`)."""
+    is_step = STEP_LABEL in ((template.get("metadata") or {}).get("labels") or {})
+    main = template.get("container") if is_step else None
+    return [each for each in containers_of(template) if each.get("image") == own_image or each is main]
 
 
 def _require_usable_names(spec: Mapping[str, Any], template: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from everstep.runtime.job.spec_values import USUAL_PRIORITY, quantity
+from everstep.runtime.store.s3_settings import ENDPOINTS
 from everstep.runtime.submission.manifest import all_templates, containers_of, tasks_of
 
 _PARAMETER = re.compile(r"\{\{workflow\.parameters\.([A-Za-z0-9_-]+)\}\}")
@@ -46,6 +47,8 @@ class Needs:
     """Templates with output artifacts that do not say where they are kept."""
     requests: Mapping[str, float] = field(default_factory=dict)
     """The most that one pod requests: cpu (cores), memory (bytes), and the like."""
+    stores: tuple[str, ...] = ()
+    """Those of `secrets` that must name an endpoint of S3, too."""
     version: str = ""
     """That Everstep's own WorkflowTemplates must have; "": any."""
 
@@ -73,6 +76,7 @@ def needs_of(manifest: Mapping[str, Any]) -> Needs:
         if keeps_references
         else tuple(template["name"] for template in templates if _has_homeless_artifact(template)),
         _largest_requests(templates),
+        stores=_stores(templates),
     )
 
 
@@ -122,6 +126,17 @@ def _secrets(templates: list[dict[str, Any]]) -> dict[str, tuple[str, ...]]:
         if place and not place.get("optional"):
             keys.setdefault(place["name"], {})[place["key"]] = None
     return {name: tuple(some) for name, some in keys.items()}
+
+
+def _stores(templates: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Secrets from which alone a container has the endpoint of its store."""
+    names: set[str] = set()
+    for container in (container for template in templates for container in containers_of(template)):
+        variables = [variable for variable in container.get("env") or () if variable.get("name") in ENDPOINTS]
+        places = [(variable.get("valueFrom") or {}).get("secretKeyRef") or {} for variable in variables]
+        sources = {str(place.get("name", "")) for place in places}
+        names |= sources if len(sources) == 1 else set()
+    return tuple(sorted(names - {""}))
 
 
 def _has_homeless_artifact(template: Mapping[str, Any]) -> bool:

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from everstep.runtime.job.spec_values import quantity
 from everstep.runtime.platform.kubernetes.api import KubeApi, KubeError
+from everstep.runtime.store.s3_settings import ENDPOINTS
 from everstep.runtime.submission.needs import CHAOS, OWN_TEMPLATES, VERSION_LABEL, Needs, Rights
 
 WITHIN_S = 3.0
-ENDPOINTS = ("AWS_ENDPOINT_URL", "MINIO_ENDPOINT")
 SERVICE = re.compile(r"(?P<name>[a-z0-9-]+)\.(?P<namespace>[a-z0-9-]+)\.svc(\..+)?")
 """The host of a store that is a Service."""
 GANG_APIS = {
@@ -98,7 +98,7 @@ def _checks(needs: Needs) -> dict[str, Check]:
     for name, rights in needs.accounts.items():
         checks[f"rights of service account {name}"] = _account(name, rights)
     for name, keys in needs.secrets.items():
-        checks[f"secret {name}"] = _secret(name, keys)
+        checks[f"secret {name}"] = _secret(name, keys, is_store=name in needs.stores)
     for name in needs.pull_secrets:
         checks[f"image pull secret {name}"] = _pull_secret(name)
     for name in needs.templates:
@@ -177,15 +177,18 @@ def _account(name: str, rights: Rights) -> Check:
     return check
 
 
-def _secret(name: str, keys: Sequence[str]) -> Check:
+def _secret(name: str, keys: Sequence[str], *, is_store: bool) -> Check:
     async def check(api: KubeApi) -> list[Finding]:
-        words = " ".join(f"--from-literal={key}=..." for key in keys)
-        mend = f"kubectl create secret generic {name} -n {api.namespace} {words}"
         secret = await _find(api, f"api/v1/namespaces/{{namespace}}/secrets/{name}")
+        data: Mapping[str, str] = (secret or {}).get("data") or {}
+        lacking = [key for key in keys if key not in data]
+        if is_store and not any(data.get(key) or key in lacking for key in ENDPOINTS):
+            lacking.append("AWS_ENDPOINT_URL")
         if secret is None:
+            words = " ".join(f"--from-literal={key}=..." for key in lacking)
+            mend = f"kubectl create secret generic {name} -n {api.namespace} {words}"
             return _wrong(f"secret {name} does not exist in namespace {api.namespace}", mend)
-        data: Mapping[str, str] = secret.get("data") or {}
-        if lacking := [key for key in keys if key not in data]:
+        if lacking:
             patch_values = ", ".join(f'"{key}": "..."' for key in lacking)
             patch = f"kubectl patch secret {name} -n {api.namespace} -p '{{\"stringData\": {{{patch_values}}}}}'"
             return _wrong(f"secret {name} lacks {', '.join(lacking)}", patch)

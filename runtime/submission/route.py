@@ -26,7 +26,7 @@ class Trouble(StrEnum):
     EXISTS = "exists"
     INVALID = "invalid"
     BUSY = "busy"
-    """429 and 5xx: a later retry may succeed."""
+    """429, 5xx, and a refusal of what was allowed until now: a later retry may succeed."""
     OTHER = "other"
 
     @property

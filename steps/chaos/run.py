@@ -104,4 +104,8 @@ async def injector_of(config: Config, progress: "Progress", chance: random.Rando
     folder = os.environ.get("EVERSTEP_RUN_DIR")
     if not folder:
         raise StepError("EVERSTEP_RUN_DIR is not set: this step runs beside a train step, in a pipeline")
-    yield MachineInjector(Path(folder), config.target, progress, chance)
+    injector = MachineInjector(Path(folder), config.target, progress, chance)
+    try:
+        yield injector
+    finally:
+        injector.release()

@@ -42,11 +42,15 @@ from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.records import NodeRequested
 from everstep.runtime.job.spec import RoleSpec
 from everstep.runtime.journal.journal import claim
+from everstep.runtime.platform import POD_VARIABLE
 from everstep.runtime.platform.registry import Registration, registry_of
 from everstep.runtime.store import StoreError, open_store
 from everstep.runtime.system.processes import start_time
+from everstep.steps.chaos import run as chaos_step
+from everstep.steps.chaos.config import Config
+from everstep.steps.entry import StepError
 from tests.control_groups import control_group
-from tests.harness import wait_until
+from tests.harness import PATIENCE_S, wait_until
 from tests.job.world import World, platform
 
 
@@ -172,6 +176,33 @@ def test_a_group_that_is_removed_leaves_its_processes_running(node: subprocess.P
     groups.enter(group, node.pid)
     groups.remove(group)
     assert not group.exists()
+    assert node.poll() is None
+
+
+def test_a_drill_that_ends_before_its_fault_puts_the_nodes_back_where_they_were(
+    tmp_path: Path, node: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if why := packet_loss.refusal():
+        pytest.skip(why)
+    root = groups.find_root()
+    assert root is not None
+    home, entered = groups.group_of(node.pid, root), list[Path]()
+
+    async def end_early(*_: object) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while (group := groups.group_of(node.pid, root)) == home:
+                await asyncio.sleep(0.01)
+        entered.append(group)
+        raise NotFiredError("the training is over")
+
+    monkeypatch.setattr(chaos_step, "_wait_for_moment", end_early)
+    monkeypatch.setenv("EVERSTEP_RUN_DIR", str(tmp_path))
+    monkeypatch.delenv(POD_VARIABLE, raising=False)
+    (tmp_path / "store").mkdir()
+    with pytest.raises(StepError, match="network did not fire: the training is over"):
+        chaos_step.run(Config(kind="network", job="j", store=str(tmp_path / "store")))
+    assert not entered[0].exists()
+    assert groups.group_of(node.pid, root) == home
     assert node.poll() is None
 
 

@@ -231,6 +231,23 @@ def test_a_node_without_a_pod_has_not_been_hit(tmp_path: Path) -> None:
         inject(tmp_path, Fault(Kind.NODE, "worker-9-0"), PodApi())
 
 
+@pytest.mark.parametrize("kind", [Kind.NODE, Kind.CORDON])
+@pytest.mark.parametrize("state", [{"status": {"phase": "Failed"}}, {"spec": {}, "status": {"phase": "Pending"}}])
+def test_a_pod_that_has_ended_or_is_on_no_machine_yet_is_not_hit(
+    tmp_path: Path, kind: Kind, state: dict[str, Any]
+) -> None:
+    class NotRunning(PodApi):
+        async def _all(self, request: web.Request) -> web.StreamResponse:
+            self.pods["worker-0-0"].update(state)
+            return await super()._all(request)
+
+    server = NotRunning()
+    with pytest.raises(NotFiredError, match="worker-0-0 has no pod on a machine"):
+        inject(tmp_path, Fault(kind, "worker-0-0", seconds=0.01), server)
+    assert "worker-0-0" in server.pods
+    assert server.nodes["m1"]["spec"] == {}
+
+
 def test_what_cannot_be_done_to_pods_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotPossibleError, match="not on a cluster: the store of pods is no disk of their machine"):
         inject(tmp_path, Fault(Kind.DISK), PodApi())

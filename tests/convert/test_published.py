@@ -181,7 +181,8 @@ def test_the_pipeline_is_the_same_workflow(path: Path) -> None:
     def task(manifest: dict[str, Any]) -> dict[str, str]:
         templates = {template["name"]: template for template in manifest["spec"]["templates"]}
         parameters = templates["main"]["dag"]["tasks"][0]["arguments"]["parameters"]
-        return {entry["name"]: entry["value"].lower() for entry in parameters if entry["name"] not in ("seed", "store")}
+        own = {entry["name"]: entry["value"].lower() for entry in parameters}
+        return {name: value for name, value in own.items() if name not in ("seed", "store", "task")}
 
     assert task(pipeline) == task(workflow)
     for name in ("imagePullSecrets", "volumeClaimTemplates", "activeDeadlineSeconds", "ttlStrategy"):

@@ -117,6 +117,16 @@ def test_the_network_policy_is_made_unless_it_is_not_wanted() -> None:
     assert not [name for kind, name in render_chart(networkPolicy=False) if kind == "NetworkPolicy"]
 
 
+def test_prometheus_reaches_masters_where_the_values_say_who_it_is() -> None:
+    peers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+    usual, objects = render_chart(), render_chart(metricsFrom=peers)
+    assert objects.keys() - usual.keys() == {("NetworkPolicy", "everstep-metrics")}
+    spec = objects["NetworkPolicy", "everstep-metrics"]["spec"]
+    assert spec["ingress"] == [{"from": peers}]
+    assert spec["podSelector"] == {"matchLabels": {"everstep/step": "train"}}
+    assert render_chart(metricsFrom=peers, networkPolicy=False).keys() == render_chart(networkPolicy=False).keys()
+
+
 def test_the_switches_are_where_the_train_step_reads_them() -> None:
     lines = "s1 p1 10.0.0.1\ns1 p2 10.0.0.2\n"
     assert render_chart(topology_config=lines)["ConfigMap", NAME]["data"] == {KEY: lines}

@@ -15,9 +15,11 @@ from hera.workflows import DAG, Workflow
 
 import everstep
 from everstep.errors import BadInput
+from everstep.runtime.submission import ClusterOptions, for_argo
 from everstep.runtime.workflow.lint.lint import findings
 from everstep.runtime.workflow.manifest.library import Library
 from everstep.runtime.workflow.manifest.yaml_source import Document
+from everstep.version import IMAGE
 from tests.harness import ROOT
 
 SCORE = '''
@@ -108,6 +110,20 @@ def test_the_fields_are_inputs_of_the_template_and_its_outputs_attributes_of_the
     assert template["metadata"]["annotations"]["workflows.argoproj.io/description"] == (
         "Counts words. One artifact has them all."
     )
+
+
+def test_on_a_cluster_it_keeps_its_image_and_gets_the_stores_keys_as_the_other_steps_do(package: Any) -> None:
+    with Workflow(generate_name="own-", entrypoint="main", arguments={"store": "s3://b/p"}) as workflow:
+        with DAG(name="main"):
+            package.count_words.task("count", text="a b")
+    options = ClusterOptions("registry/everstep:1", "runner", store_secret="keys")
+    spec = for_argo(workflow.to_dict(), "own-1", "ml", options, IMAGE)["spec"]
+    (template,) = [template for template in spec["templates"] if template["name"] == "count-words"]
+    container = template["container"]
+    secrets = {entry["name"]: entry["valueFrom"].get("secretKeyRef", {}).get("name") for entry in container["env"]}
+    assert container["image"] == "mine:1"
+    assert (secrets["AWS_SECRET_ACCESS_KEY"], secrets["MINIO_ENDPOINT"]) == ("keys", "keys")
+    assert template["serviceAccountName"] == "runner"
 
 
 def test_two_tasks_of_a_step_share_its_template(package: Any) -> None:

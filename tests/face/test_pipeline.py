@@ -114,3 +114,14 @@ def test_a_pipeline_is_linted_before_anything_is_submitted(tmp_path: Path) -> No
         "list each word separately, or use [sh, -c, ...]\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["mistaken.py"]
+
+
+@pytest.mark.parametrize("arguments", ["", ', arguments=RawArtifact(name="a", data="b")'])
+def test_a_workflow_needs_no_parameters(arguments: str, tmp_path: Path) -> None:
+    text = MISTAKEN.replace("touch here", "true").replace(", arguments=everstep.parameters(config)", arguments)
+    text = text.replace("import Container, Workflow", "import Container, RawArtifact, Workflow")
+    (tmp_path / "plain.py").write_text(text)
+    words = [sys.executable, "plain.py", "-o", "yaml"]
+    run = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert yaml.safe_load(run.stdout)["spec"]["templates"][0]["name"] == "main"

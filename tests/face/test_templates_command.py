@@ -91,8 +91,10 @@ def test_each_can_be_submitted_alone_because_its_arguments_have_values(capsys: p
             for parameter in template["inputs"]["parameters"]
             if "default" in parameter
         }
-        assert {name: argument["value"] for name, argument in arguments.items() if "value" in argument} == usual
-        assert arguments.keys() - usual.keys() <= CALLERS
+        named = {"task": "train"} if template["name"] == "train" else {}  # By a call of it: its job is called so.
+        values = {name: argument["value"] for name, argument in arguments.items() if "value" in argument}
+        assert values == usual | named
+        assert named.keys() <= arguments.keys() - usual.keys() <= CALLERS | named.keys()
         assert not any("default" in argument for argument in arguments.values())
 
 
@@ -116,6 +118,22 @@ def test_the_lint_lets_anybodys_workflow_call_each(tmp_path: Path, capsys: pytes
     (tmp_path / "with/secret.yaml").write_text(json.dumps(secret))
     words = ["workflow", "lint", str(tmp_path / "theirs.yaml"), "--with", str(tmp_path / "with")]
     assert main(words) == 0, capsys.readouterr()
+
+
+def test_a_call_of_the_train_step_without_the_name_of_its_task_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two such calls in one workflow would share one job."""
+    reference = {"name": "everstep-train", "template": "train"}
+    call = {"templateRef": reference, "arguments": {"parameters": [{"name": "store", "value": "s"}]}}
+    tasks = [{"name": name, **call} for name in ("first", "second")]
+    spec = {"entrypoint": "main", "templates": [{"name": "main", "dag": {"tasks": tasks}}]}
+    workflow = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "metadata": {"name": "theirs"}, "spec": spec}
+    (tmp_path / "theirs.yaml").write_text(json.dumps(workflow))
+    (tmp_path / "with").mkdir()
+    (tmp_path / "with" / "steps.yaml").write_text(rendered_templates(capsys, "--store-secret", ""))
+    assert main(["workflow", "lint", str(tmp_path / "theirs.yaml"), "--with", str(tmp_path / "with")]) != 0
+    assert "inputs.parameters.task was not supplied" in capsys.readouterr().err
 
 
 def test_anybodys_workflow_calls_them(tmp_path: Path) -> None:

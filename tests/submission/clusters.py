@@ -277,7 +277,7 @@ OBJECTS = (
     "serviceaccounts", "secrets", "priorityclasses", "workflowtemplates", "namespaces", "configmaps", "services",
     "nodes",
 )  # fmt: skip
-KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL")
 RARE = ("configmaps", "nodes")
 """Kinds of which there are only those that a test makes."""
 LISTS = ("resourcequotas", "endpointslices")

@@ -268,6 +268,25 @@ def test_a_stream_that_the_other_side_ends_is_no_trouble(
     assert news_list[-1]["status"]["phase"] == "Succeeded"
 
 
+def test_a_refusal_of_what_was_allowed_until_now_is_asked_again(
+    by_kube: Environment, cluster: Cluster, manifest: Callable[..., dict[str, Any]]
+) -> None:
+    """As of an API server that has just started and has not read its own rules yet."""
+    route = choose("argo", by_kube).route
+    assert route
+    submit(route, manifest())
+    first, last = states("Succeeded")
+    cluster.states = [first, BREAK, last]
+    tokens = iter(["another", cluster.token])
+
+    def wait(_: float) -> None:
+        cluster.token = next(tokens)
+
+    news_list = list(updates(route, "drill-1", wait))
+    assert [news.trouble for news in news_list if isinstance(news, ApiError)] == [Trouble.BUSY]
+    assert news_list[-1]["status"]["phase"] == "Succeeded"
+
+
 def test_a_deleted_run_ends_the_watch(
     route: Any, cluster: Cluster, manifest: Callable[..., dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:

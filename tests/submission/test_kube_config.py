@@ -22,6 +22,8 @@ from everstep.runtime.submission.kube_config import read_access
 from tests.submission.clusters import Cluster, KubeApi, Served
 from tests.submission.conftest import Environment
 
+EXEC = {"apiVersion": "client.authentication.k8s.io/v1beta1", "command": "sh"}
+
 
 def environment_of(folder: Path, cluster: dict[str, Any], user: dict[str, Any]) -> Environment:
     """Leads to a kube config with that cluster and that user."""
@@ -42,16 +44,21 @@ def url(cluster: Cluster) -> Iterator[str]:
         yield url
 
 
-def plugin(folder: Path, token: str, expires: str) -> dict[str, Any]:
-    """A user who logs in by a program, which leaves a line in `calls` each time."""
-    status = {"token": token, "expirationTimestamp": expires}
-    kind = {"apiVersion": "client.authentication.k8s.io/v1beta1", "kind": "ExecCredential", "status": status}
-    script = f"echo asked >> {folder}/calls; echo '{json.dumps(kind)}'"
-    return {"exec": {"apiVersion": kind["apiVersion"], "command": "sh", "args": ["-c", script]}}
+def plugin(folder: Path, **status: str) -> dict[str, Any]:
+    """A user who logs in by a program, which prints the file `credential` and leaves a line in `calls` each time."""
+    write_credential(folder, **status)
+    script = f"echo asked >> {folder}/calls; cat {folder}/credential"
+    return {"exec": {**EXEC, "args": ["-c", script]}}
+
+
+def write_credential(folder: Path, **status: str) -> None:
+    """What such a program prints from now on."""
+    credential = {"apiVersion": EXEC["apiVersion"], "kind": "ExecCredential", "status": status}
+    (folder / "credential").write_text(json.dumps(credential))
 
 
 def test_a_program_logs_in_once_while_its_token_is_valid(cluster: Cluster, url: str, tmp_path: Path) -> None:
-    user = plugin(tmp_path, cluster.token, "2099-01-01T00:00:00Z")
+    user = plugin(tmp_path, token=cluster.token, expirationTimestamp="2099-01-01T00:00:00Z")
     route = CustomResource(environment_of(tmp_path, {"server": url}, user), "")
     assert route.serves_argo()
     assert route.pods("a=b") == []
@@ -59,11 +66,26 @@ def test_a_program_logs_in_once_while_its_token_is_valid(cluster: Cluster, url: 
 
 
 def test_a_program_logs_in_again_when_its_token_has_expired(cluster: Cluster, url: str, tmp_path: Path) -> None:
-    user = plugin(tmp_path, cluster.token, "2001-01-01T00:00:00Z")
+    user = plugin(tmp_path, token=cluster.token, expirationTimestamp="2001-01-01T00:00:00Z")
     route = CustomResource(environment_of(tmp_path, {"server": url}, user), "")
     assert route.serves_argo()
     assert route.pods("a=b") == []
     assert len((tmp_path / "calls").read_text().split()) >= 3
+
+
+def test_a_program_logs_in_again_when_its_token_is_refused(cluster: Cluster, url: str, tmp_path: Path) -> None:
+    """One without expirationTimestamp, which counts until then."""
+    user = plugin(tmp_path, token=cluster.token)
+    route = CustomResource(environment_of(tmp_path, {"server": url}, user), "")
+    assert route.serves_argo()
+    cluster.token = "renewed"
+    write_credential(tmp_path, token=cluster.token)
+    assert route.pods("a=b") == []
+    assert len((tmp_path / "calls").read_text().split()) == 2
+    cluster.token = "another"
+    with pytest.raises(ApiError, match="401"):
+        route.pods("a=b")
+    assert len((tmp_path / "calls").read_text().split()) == 3
 
 
 def certificate(folder: Path, name: str) -> tuple[Path, Path]:
@@ -166,16 +188,56 @@ def test_a_plugin_is_told_what_it_is_for(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def pem(folder: Path, name: str) -> dict[str, str]:
+    """A certificate and its key as a plugin prints them."""
+    return {
+        "clientCertificateData": (folder / f"{name}.crt").read_text(),
+        "clientKeyData": (folder / f"{name}.key").read_text(),
+    }
+
+
 def test_a_plugins_certificate_logs_in(secure: str, cluster: Cluster, tmp_path: Path) -> None:
-    status = {
-        "token": cluster.token, "clientCertificateData": (tmp_path / "me.crt").read_text(),
-        "clientKeyData": (tmp_path / "me.key").read_text(),
-    }  # fmt: skip
-    kind = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": status}
-    (tmp_path / "credential").write_text(json.dumps(kind))
-    user = {"exec": {"apiVersion": kind["apiVersion"], "command": "cat", "args": [f"{tmp_path}/credential"]}}
+    user = plugin(tmp_path, token=cluster.token, **pem(tmp_path, "me"))
     there = {"server": secure, "certificate-authority": "api.example.crt", "tls-server-name": "api.example"}
     assert CustomResource(environment_of(tmp_path, there, user), "").serves_argo()
+
+
+def test_a_plugins_next_certificate_takes_the_place_of_one_that_has_expired(
+    secure: str, cluster: Cluster, tmp_path: Path
+) -> None:
+    certificate(tmp_path, "nobody")
+    login = {"token": cluster.token, "expirationTimestamp": "2001-01-01T00:00:00Z"}
+    user = plugin(tmp_path, **login, **pem(tmp_path, "nobody"))
+    there = {"server": secure, "certificate-authority": "api.example.crt", "tls-server-name": "api.example"}
+    environment = environment_of(tmp_path, there, user)
+    route = CustomResource(environment, "")
+    write_credential(tmp_path, **login, **pem(tmp_path, "me"))
+    assert route.serves_argo()
+    assert read_access(environment, "")[0].changes_certificate, "no connection with the old one is used again"
+
+
+def test_a_user_who_acts_as_another_says_so_with_each_request(cluster: Cluster, tmp_path: Path) -> None:
+    headers: list[tuple[str, str]] = []
+
+    class Noting(KubeApi):
+        def do_GET(self) -> None:
+            headers.extend((name, text) for name, text in self.headers.items() if name.startswith("Impersonate"))
+            super().do_GET()
+
+    user = {
+        "token": cluster.token, "as": "ann", "as-uid": "7", "as-groups": ["dev", "ml"],
+        "as-user-extra": {"acme.com/scopes": ["view", "edit"]},
+    }  # fmt: skip
+    with Served(Noting, cluster) as url:
+        assert CustomResource(environment_of(tmp_path, {"server": url}, user), "").serves_argo()
+    assert headers == [
+        ("Impersonate-User", "ann"),
+        ("Impersonate-Uid", "7"),
+        ("Impersonate-Group", "dev"),
+        ("Impersonate-Group", "ml"),
+        ("Impersonate-Extra-acme.com%2Fscopes", "view"),
+        ("Impersonate-Extra-acme.com%2Fscopes", "edit"),
+    ]
 
 
 def jwt(expires: int) -> str:
@@ -186,9 +248,6 @@ def jwt(expires: int) -> str:
 def oidc(**config: str) -> dict[str, Any]:
     """A user who logs in by what was once built into kubectl."""
     return {"auth-provider": {"name": "oidc", "config": config}}
-
-
-EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh"}
 
 
 @pytest.mark.parametrize(
@@ -210,6 +269,7 @@ EXEC = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh"}
         ({"exec": {**EXEC, "args": ["-c", "echo {}"]}}, "user u: sh printed no ExecCredential: .*apiVersion"),
         ({"exec": {**EXEC, "command": "gone-x", "installHint": "get\nit"}}, "user u: gone-x: No such file.*; get it;"),
         ({"exec": {**EXEC, "apiVersion": "v0"}}, "user u: exec plugins of v0 are not known"),
+        ({"as-groups": ["dev"]}, "user u: as-uid, as-groups and as-user-extra need `as`, the user to act as"),
         ({"exec": {**EXEC, "interactiveMode": "Always"}}, "user u: sh asks for input, and there is no terminal"),
     ],
 )
@@ -258,6 +318,7 @@ def test_a_file_that_leads_nowhere_says_why(content: str, why: str, tmp_path: Pa
     [
         ("https://x", {}, {"HTTPS_PROXY": "http://p"}, "http://p"),
         ("http://x", {}, {"HTTPS_PROXY": "http://p"}, ""),
+        ("https://x", {}, {"HTTPS_PROXY": "p:3128"}, "http://p:3128"),
         ("https://x.y", {}, {"https_proxy": "http://p", "no_proxy": ".y"}, ""),
         ("https://10.1.2.3", {}, {"https_proxy": "http://p", "NO_PROXY": "10.0.0.0/8"}, ""),
         ("https://x", {"proxy-url": "http://own"}, {"HTTPS_PROXY": "http://p", "NO_PROXY": "*"}, "http://own"),
@@ -268,6 +329,27 @@ def test_the_way_leads_through_the_proxy_that_is_named(
 ) -> None:
     config = environment_of(tmp_path, {"server": server, **cluster}, {"token": "t"})
     assert read_access({**environment, **config}, "")[0].proxy == proxy
+
+
+@pytest.mark.parametrize(
+    ("cluster", "environment"),
+    [
+        ({"proxy-url": "socks5://p:1080"}, {}),
+        ({"proxy-url": "p:3128"}, {}),
+        ({}, {"HTTPS_PROXY": "socks5://p:1080"}),
+    ],
+)
+def test_a_proxy_of_another_kind_is_refused_in_one_line(
+    cluster: dict[str, str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    config = environment_of(tmp_path, {"server": "https://x", **cluster}, {"token": "t"})
+    with pytest.raises(ApiError, match="cluster c: proxy '.*': only http:// and https:// proxies can be used"):
+        read_access({**environment, **config}, "")
+
+
+def test_the_servers_url_may_end_with_a_slash(tmp_path: Path) -> None:
+    environment = environment_of(tmp_path, {"server": "https://x/k8s/"}, {"token": "t"})
+    assert read_access(environment, "")[0].url == "https://x/k8s"
 
 
 names = st.sampled_from(["a", "b", "c"])

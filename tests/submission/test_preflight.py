@@ -9,7 +9,7 @@ import pytest
 
 from everstep.cli.main import main
 from everstep.errors import BadInput
-from everstep.runtime.submission import choose
+from everstep.runtime.submission import ClusterOptions, choose, for_argo
 from everstep.runtime.submission.custom_resource import CustomResource
 from everstep.runtime.submission.needs import Needs, account_rights, needs_of
 from everstep.runtime.submission.preflight import Finding, Verdict, examine
@@ -26,6 +26,7 @@ NEEDS = Needs(
     ("everstep-train",),
     ("report",),
     {"cpu": 2.0, "memory": 4e9},
+    stores=("store",),
     version="0.0.2",
 )
 
@@ -34,7 +35,7 @@ NEEDS = Needs(
 def route(by_kube: Environment, cluster: Cluster) -> CustomResource:
     """A way to a namespace that is ready."""
     cluster.objects = {
-        "secrets/store": {"data": secret(dict.fromkeys(KEYS, "x"))},
+        "secrets/store": {"data": secret({**dict.fromkeys(KEYS, "x"), "AWS_ENDPOINT_URL": "https://s3.example"})},
         "secrets/login": {"type": "kubernetes.io/dockerconfigjson"},
         "configmaps/workflow-controller-configmap": {"data": {"artifactRepository": "s3: {bucket: b}"}},
     }
@@ -69,6 +70,7 @@ QUOTA = {"metadata": {"name": "q"}, "status": {"hard": {"requests.cpu": "3"}, "u
         ("everstep-train", "wrong", ["service account everstep-train does not exist", "kubectl apply -n ml"]),
         ("create pods", "wrong", ["everstep-train lacks rights: pods (create)", "rbac.yaml"]),
         ("store", "wrong", ["secret store does not exist", "create secret generic store -n ml --from-literal=AWS_ACC"]),
+        ("store", "wrong", ["secret store does not exist", "--from-literal=AWS_ENDPOINT_URL=..."]),
         ("login", "wrong", ["image pull secret login does not exist", "docker-registry login"]),
         ("high", "wrong", ["PriorityClass high does not exist"]),
         ("v1beta1", "wrong", ["gang scheduler volcano: the cluster does not have it", "leave --gang out"]),
@@ -88,6 +90,12 @@ def test_what_is_missing_is_named_with_its_mend(
     ("name", "thing", "verdict", "parts"),
     [
         ("secrets/store", {"data": secret({KEYS[0]: "x"})}, "wrong", ["lacks AWS_SECRET_ACCESS_KEY", "kubectl patch"]),
+        (
+            "secrets/store",
+            {"data": secret({**dict.fromkeys(KEYS, "x"), "MINIO_ENDPOINT": ""})},
+            "wrong",
+            ["secret store lacks AWS_ENDPOINT_URL; ", '{"AWS_ENDPOINT_URL": "..."}'],
+        ),
         (
             "secrets/store",
             {"data": secret({**dict.fromkeys(KEYS, "x"), "AWS_ENDPOINT_URL": "http://localhost:9000"})},
@@ -227,6 +235,21 @@ def test_needs_are_read_from_the_manifest() -> None:
     assert needs.templates == ("everstep-check",)
     assert needs.artifacts == ("a",)
     assert needs.requests == {"cpu": 0.5, "memory": float(1 << 30)}
+
+
+def test_the_secret_of_a_store_must_name_its_endpoint_and_other_secrets_need_not() -> None:
+    theirs = {"secretKeyRef": {"name": "theirs", "key": KEYS[0]}}
+    at_home = {"secretKeyRef": {"name": "at-home", "key": "MINIO_ENDPOINT", "optional": True}}
+    variables = [
+        [{"name": KEYS[0], "valueFrom": theirs}],
+        [{"name": "MINIO_ENDPOINT", "valueFrom": at_home}, {"name": "AWS_ENDPOINT_URL", "value": "http://s3.example"}],
+    ]
+    templates: list[dict[str, Any]] = [{"name": "own", "container": {"image": "everstep:0"}}]
+    templates += [{"name": "theirs", "container": {"image": "busybox", "env": env}} for env in variables]
+    options = ClusterOptions("everstep:1", store_secret="keys")
+    needs = needs_of(for_argo({"spec": {"templates": templates}}, "x", "ml", options, "everstep:0"))
+    assert needs.secrets.keys() == {"keys", "theirs"}
+    assert needs.stores == ("keys",)
 
 
 def test_priority_classes_of_a_job_spec_are_needs_too() -> None:

@@ -9,7 +9,15 @@ from hypothesis import strategies as some
 
 from everstep.runtime.workflow import ManifestError, parse
 from everstep.runtime.workflow.engine.engine import Engine
-from everstep.runtime.workflow.engine.events import Event, PodEnded, PodStarted, RunCreated, RunResumed, ShutdownAsked
+from everstep.runtime.workflow.engine.events import (
+    Event,
+    GateOpened,
+    PodEnded,
+    PodStarted,
+    RunCreated,
+    RunResumed,
+    ShutdownAsked,
+)
 from everstep.runtime.workflow.engine.nodes import Phase, fnv32a
 from tests.workflow.running import workflow
 
@@ -130,6 +138,30 @@ def test_a_step_that_succeeded_runs_again_when_it_is_asked_for_with_what_came_af
     engine.handle(RunResumed(2.0, ["w.b"]))
     assert run_to_end(engine, 3.0) == ["w.b(0)", "w.d(0)", "w.onExit"]
     assert engine.phase is Phase.SUCCEEDED
+
+
+LOCKED = {"name": "main", "synchronization": {"mutexes": [{"name": "m"}]}, "container": {"image": "i", "command": ["a"]}}
+
+
+def with_hook(expression: str) -> dict[str, Any]:
+    """A workflow whose entrypoint waits for a lock, and which has a hook."""
+    beside = {"name": "beside", "container": {"image": "i", "command": ["b"]}}
+    return workflow([LOCKED, beside], hooks={"beside": {"expression": expression, "template": "beside"}})
+
+
+def test_a_hook_of_the_workflow_begins_while_the_entrypoint_waits_for_a_lock() -> None:
+    engine = Engine(parse(with_hook("workflow.status == 'Running'")), RunCreated(0.0, "w", "u"))
+    assert [node.name for node in engine.pending_pods()] == ["w.hooks.beside"]
+    engine.handle(GateOpened(0.0, "w"))
+    assert engine.state.nodes["w"].children == ["w.hooks.beside"]
+    assert set(run_to_end(engine, 1.0)) == {"w", "w.hooks.beside"}
+    assert engine.phase is Phase.SUCCEEDED
+
+
+def test_a_hook_whose_expression_is_wrong_ends_a_workflow_that_waits_for_a_lock() -> None:
+    engine = Engine(parse(with_hook("steps.zzz.status == 'Running'")), RunCreated(0.0, "w", "u"))
+    assert engine.phase is Phase.ERROR
+    assert not engine.state.gates
 
 
 def test_what_waits_for_a_limit_when_its_group_fails_never_begins() -> None:

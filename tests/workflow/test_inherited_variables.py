@@ -109,6 +109,24 @@ def test_containers_of_every_kind_get_only_the_list(tmp_path: Path, monkeypatch:
     assert log(tmp_path, "[0].script") == "EVERSTEP_CACHE=/c\n"
 
 
+def test_a_template_with_the_label_of_a_step_gets_the_store_in_its_main_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "key")
+    step = {"metadata": {"labels": {"everstep/step": "score"}}, "container": sh("echo main $AWS_SECRET_ACCESS_KEY")}
+    before = {"initContainers": [sh("echo before $AWS_SECRET_ACCESS_KEY", name="before")]}
+    names = ("step", "several", "theirs")
+    templates: list[dict[str, Any]] = [
+        {"name": "main", "steps": [[{"name": name, "template": name} for name in names]]},
+        {"name": "step", **step},
+        {"name": "several", **step, **before},
+        {"name": "theirs", "container": step["container"]},
+    ]
+    assert ran(tmp_path, monkeypatch, Library(), templates)["phase"] == "Succeeded"
+    said = [log(tmp_path, f"[0].{name}") for name in names]
+    assert said == ["main key\n", "before\nmain key\n", "main\n"]
+
+
 SEES = manifest_text("""
   - name: main
     container: {image: i, command: [sh, -c, "echo $MINE$AGAIN$OTHER; test -e go"]}

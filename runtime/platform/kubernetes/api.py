@@ -10,6 +10,7 @@ import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -85,6 +86,10 @@ def _no_authorization() -> str:
     return ""
 
 
+def _no_other_login() -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Access:
     """Where the API is, and the account that asks."""
@@ -99,6 +104,12 @@ class Access:
     """The name in the server's certificate, if it is not the URL's."""
     proxy: str = ""
     """URL of the proxy on the way; "": none."""
+    renew: Callable[[], bool] = _no_other_login
+    """Called when the API refuses the login (401): log in again. False: there is no other login."""
+    changes_certificate: bool = False
+    """Whether a new login may bring another client's certificate: a connection keeps that with which it began."""
+    impersonation: tuple[tuple[str, str], ...] = ()
+    """The headers that say whom the account acts as."""
 
     @classmethod
     def of_this_pod(cls, environment: Mapping[str, str], account: Path = ACCOUNT) -> "Access":
@@ -136,7 +147,8 @@ class KubeApi:
 
     async def __aenter__(self) -> "KubeApi":
         limits = aiohttp.ClientTimeout(total=ANSWER_S, connect=CONNECT_S)
-        connector = aiohttp.TCPConnector(ssl=self._access.tls, limit=32)
+        access = self._access
+        connector = aiohttp.TCPConnector(ssl=access.tls, limit=32, force_close=access.changes_certificate)
         self._session = aiohttp.ClientSession(connector=connector, timeout=limits)
         return self
 
@@ -333,17 +345,21 @@ class KubeApi:
             error.passing = since is None or now < since + ALLOWED_S
         raise error
 
+    def _login_headers(self) -> list[tuple[str, str]]:
+        account = self._access.authorization()
+        return [*([("Authorization", account)] if account else []), *self._access.impersonation]
+
     def _socket(self, path: str, query: Iterable[tuple[str, str]]) -> Any:
         assert self._session, "used outside of `async with`"
-        account = self._access.authorization()
-        more: dict[str, Any] = {"headers": {"Authorization": account}} if account else {}
+        more: dict[str, Any] = {"headers": self._login_headers()}
         more |= {"server_hostname": self._access.server_name} if self._access.server_name else {}
         more |= {"proxy": self._access.proxy} if self._access.proxy else {}
         return self._session.ws_connect(
             f"{self._access.url}/{path}", params=list(query), protocols=["v4.channel.k8s.io"], max_msg_size=0, **more
         )
 
-    def _open(
+    @asynccontextmanager
+    async def _open(
         self,
         method: str,
         path: str,
@@ -351,13 +367,27 @@ class KubeApi:
         query: Mapping[str, str] = {},
         limits: aiohttp.ClientTimeout | None = None,
         content: str = _MERGE_PATCH,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer; where the API refuses the login, that to a second request with a new one."""
+        for may_renew in (True, False):
+            async with self._request(method, path, body, query, limits, content) as answer:
+                if answer.status == HTTPStatus.UNAUTHORIZED and may_renew and self._access.renew():
+                    continue
+                yield answer
+                return
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        query: Mapping[str, str],
+        limits: aiohttp.ClientTimeout | None,
+        content: str,
     ) -> Any:
         assert self._session, "used outside of `async with`"
-        headers = {"Accept": "application/json"}
-        if account := self._access.authorization():
-            headers["Authorization"] = account
-        if method == "PATCH":
-            headers["Content-Type"] = content
+        headers = [("Accept", "application/json"), *self._login_headers()]
+        headers += [("Content-Type", content)] if method == "PATCH" else []
         more: dict[str, Any] = {"timeout": limits} if limits else {}
         more |= {"server_hostname": self._access.server_name} if self._access.server_name else {}
         more |= {"proxy": self._access.proxy} if self._access.proxy else {}

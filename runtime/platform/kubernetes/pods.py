@@ -16,12 +16,12 @@ import msgspec
 from everstep.runtime.job.pod_template import GRACE
 from everstep.runtime.job.spec_values import quantity
 from everstep.runtime.net.token import TOKEN_KEY, TOKEN_VARIABLE, token_reference, token_secret
-from everstep.runtime.platform import Node, NodeEnd, NodeRequest
+from everstep.runtime.platform import STEP_LABEL, Node, NodeEnd, NodeRequest
 
 JOB, NODE, ROLE, NAME = "everstep/job", "everstep/node", "everstep/role", "everstep/job-name"
 """Labels (the job as a digest, because its name may be too long), and the annotation with the job's name."""
-STEP = {"everstep/step": "train"}
-"""Label of the pods of all steps, which lets them reach each other (templates/chart/files/network.yaml)."""
+STEP = {STEP_LABEL: "train"}
+"""A node's pod has the label of its step."""
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 FIRST_TO_GO, LAST_TO_GO = "-100", "100"
 """Deletion costs of a node beyond the minimum, and of a node of the minimum."""

@@ -221,6 +221,8 @@ class Engine:
     def add_node(self, node: Node) -> None:
         """Register a new node."""
         self.state.nodes[node.name] = node
+        if node.name == self.state.name:
+            node.children.extend(self.root.started_hooks())
         with use_meter() as meter:
             meter.grant(1)
         if node.phase is Phase.PENDING:

@@ -105,11 +105,16 @@ class Root:
         self._start_due_hooks(self.phase.value, now)
         self._start_exit_handler(now)
 
+    def started_hooks(self) -> list[str]:
+        """The nodes of the hooks that have begun: children of the entrypoint's, which may be made later."""
+        return list(self._hooks.values())
+
     def _start_due_hooks(self, status: str, now: float) -> None:
         """Start the hooks whose expression holds now."""
         engine = self._engine
         if engine.state.finished:
             return
+        main = engine.state.nodes.get(engine.state.name)  # There is none while it waits for a lock.
         scope = {**engine.variables.global_scope(now), "workflow.status": status}
         for name, hook in (engine.state.manifest.spec.get("hooks") or {}).items():
             if name == "exit" or name in self._hooks:
@@ -118,12 +123,15 @@ class Root:
                 if not holds(str(hook.get("expression") or ""), scope, FUNCTIONS):
                     continue
             except ExpressionError as error:
-                main = engine.state.nodes[engine.state.name]
-                engine.set_phase(main, Phase.ERROR, now, str(error))
+                if main is None:
+                    self.finish(Phase.ERROR, str(error), now)
+                else:
+                    engine.set_phase(main, Phase.ERROR, now, str(error))
                 return
             self._hooks[name] = node = f"{engine.state.name}.hooks.{name}"
             self._call_hook(node, hook, scope, now)
-            engine.state.nodes[engine.state.name].children.append(node)
+            if main is not None:
+                main.children.append(node)
 
     def _call_hook(self, name: str, hook: Mapping[str, Any], scope: Scope, now: float, exits: bool = False) -> None:
         title, reference = self._engine.state.manifest.template_name(hook), hook.get("templateRef") or {}

@@ -12,7 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 from everstep.runtime.net.token import TOKEN_VARIABLE
-from everstep.runtime.platform import POD_VARIABLE
+from everstep.runtime.platform import POD_VARIABLE, STEP_LABEL
 from everstep.runtime.store.s3_settings import ACCESS_KEY, CA_FILES, ENDPOINTS, REGIONS, SECRET_KEY, TOKEN
 
 
@@ -50,17 +50,19 @@ NEVER_INHERITED = (POD_VARIABLE, TOKEN_VARIABLE)
 STORE_VARIABLES = VariableGroup(
     tuple(dict.fromkeys((*ENDPOINTS, ACCESS_KEY, SECRET_KEY, TOKEN, *REGIONS, *CA_FILES))),
     "the store and its keys, only for Everstep's own steps (containers with the command `python -m "
-    "everstep.steps.NAME`), as on Argo only these get the Secret",
+    "everstep.steps.NAME`) and those of `everstep.step` (the main container of a template with the label "
+    f"`{STEP_LABEL}`), as on Argo only these get the Secret",
 )
 _OWN_STEP = re.compile(r"everstep\.steps\.[a-z]+")
 
 
 def inherited_variables(
-    environment: Mapping[str, str], more: Iterable[str] = (), command: Sequence[str] = ()
+    environment: Mapping[str, str], more: Iterable[str] = (), command: Sequence[str] = (), *, is_step: bool = False
 ) -> dict[str, str]:
-    """The variables that a container with that command inherits. `more`: names or patterns from `--env`."""
+    """The variables that a container with that command inherits. `more`: names or patterns from `--env`. `is_step`: its
+    template has the label of a step."""
     patterns = [name for kind in INHERITED_GROUPS for name in kind.names]
-    patterns += STORE_VARIABLES.names if is_own_step(command) else ()
+    patterns += STORE_VARIABLES.names if is_step or is_own_step(command) else ()
     variables = {
         name: environment[name] for name in matching_names(environment, patterns) if name not in NEVER_INHERITED
     }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from everstep.runtime.net import web
+from everstep.runtime.platform import STEP_LABEL
 from everstep.runtime.workflow.artifacts import artifacts, repository
 from everstep.runtime.workflow.artifacts.archives import DEFAULT_LIMITS, UnpackLimits
 from everstep.runtime.workflow.artifacts.inside import BadPathError
@@ -201,11 +202,13 @@ class PodLauncher:
         command = self._find_brought_program(
             container_command(container, engine.state.manifest.library, self._pod_facts(node))
         )
+        name = str(container.get("name") or "main")
+        is_step = name == "main" and STEP_LABEL in ((node.spec.get("metadata") or {}).get("labels") or {})
         return command._replace(environment={
-            **inherited_variables(os.environ, self._variables, command.command),
+            **inherited_variables(os.environ, self._variables, command.command, is_step=is_step),
             "PATH": self._path,
             "EVERSTEP_RUN_DIR": str(self._folder),
-            "ARGO_CONTAINER_NAME": str(container.get("name") or "main"),
+            "ARGO_CONTAINER_NAME": name,
             "ARGO_DEADLINE": "0001-01-01T00:00:00Z",
             "ARGO_INCLUDE_SCRIPT_OUTPUT": str(node.captures).lower(),
             "ARGO_NODE_ID": node_id(engine.state.name, node.name),
