@@ -80,7 +80,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(flags: Check) -> int:
     """Run the check; returns the exit code. Raises BadInput."""
     require("torch")
-    from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasurementError, NoQuorumError, RefusedError
+    from everstep.runtime.diagnosis.errors import (
+        CoordinatorLostError,
+        MeasurementError,
+        NoQuorumError,
+        RefusedError,
+        UnknownNodeError,
+    )
     from everstep.runtime.diagnosis.switchbox import SwitchboxError
 
     try:
@@ -89,7 +95,7 @@ def run(flags: Check) -> int:
         raise BadInput(str(error)) from None
     except NoQuorumError as error:
         code, message = ExitCode.NO_QUORUM, str(error)
-    except (CoordinatorLostError, MeasurementError) as error:
+    except (CoordinatorLostError, MeasurementError, UnknownNodeError) as error:
         code, message = ExitCode.TRY_AGAIN, str(error)
     except KeyboardInterrupt:
         return 130

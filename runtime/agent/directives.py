@@ -90,7 +90,8 @@ async def _run_self_test(workers: Workers, node: str, round_: int, dependencies:
     """Test this machine before the restart after that round. It counts as fit if the test could not run."""
     result = result_of(*await workers.beside.run(SELF_TEST, {}))
     verdict = result.problem or ("it is fit" if result.seconds else "not tested in time")
-    dependencies.say(f"test after round {round_}, {result.seconds:.2f} s: {verdict}")
+    untested = f"; not tested: {result.untested}" if result.untested else ""
+    dependencies.say(f"test after round {round_}, {result.seconds:.2f} s: {verdict}{untested}")
     return SelfTest(node, round_, result.seconds, result.problem[:_LONGEST_PROBLEM])
 
 

@@ -26,8 +26,8 @@ is to be checked runs, on its event loop:
     # over.verdict.health, .avoid, .reason; over.faulty, .stragglers, .undecided: names; over.usable: how many
 
 The master decides which nodes are checked when: at the start all nodes; later a new node with a healthy partner, which
-it trusts. The partner may be training: the work is half a second of one core, and a slow partner only makes a slow new
-node look better.
+it trusts. The partner may be training: it leaves its devices alone, the work is half a second of one core, and a slow
+partner only makes a slow new node look better.
 
     missing = await coordinator.wait_for_arrivals({"worker-0-0", "worker-2-1"}, timeout_s)
     verdicts = await coordinator.check(["worker-0-0", "worker-2-1"], trusted=["worker-0-0"])

@@ -1,8 +1,8 @@
 """The node check of a job, on the master's side: a node is checked before it may join.
 
 It listens at the port after the master's. The first nodes are checked together. Later nodes are checked with healthy
-nodes that train meanwhile (the work is half a second of one core). Nothing is journaled: a new master checks again, and
-nodes that have joined stay in the job whatever that check finds.
+nodes that train meanwhile (half a second of one core; a node that has joined leaves its devices alone). Nothing is
+journaled: a new master checks again, and nodes that have joined stay in the job whatever that check finds.
 """
 
 import asyncio

@@ -4,7 +4,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 
 import aiohttp
 
@@ -12,7 +12,7 @@ from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasurementE
 from everstep.runtime.diagnosis.http_link import HttpLink
 from everstep.runtime.diagnosis.measurement_process import MeasurementProcess
 from everstep.runtime.diagnosis.messages import Arrive, Over
-from everstep.runtime.diagnosis.node import follow_orders, wait_for_order
+from everstep.runtime.diagnosis.node import Link, follow_orders, wait_for_order
 from everstep.runtime.diagnosis.switchbox import SwitchboxError, SwitchboxSpec, missing_devices
 from everstep.runtime.diagnosis.verdicts import Verdict
 from everstep.runtime.net.tls import Credentials
@@ -37,7 +37,8 @@ class AdmissionClient:
         wait_s: float,
         box: SwitchboxSpec | None = None,
     ) -> None:
-        """`where` returns the check's present address and port, or raises. `wait_s`: how long to try at first."""
+        """`where` returns the check's present address and port, or raises. `wait_s`: how long to try while nobody
+        answers."""
         # To the check, a node that arrives again under its old name is a new node.
         self._me = Arrive(f"{node}-{secrets.token_hex(3)}", host, address)
         self._credentials = credentials
@@ -61,7 +62,7 @@ class AdmissionClient:
                 self.verdict.set_result(await self._first_verdict(http, start))
                 while True:
                     try:
-                        await self._check(http, start, self._wait_s)
+                        await self._take_part(await self._arrive(http, self._wait_s), start)
                     except (CoordinatorLostError, UnknownNodeError):
                         await asyncio.sleep(_RETRY_PAUSE_S)  # A new master will follow.
         except (CoordinatorLostError, UnknownNodeError, MeasurementError, OSError, ValueError, RuntimeError) as error:
@@ -78,17 +79,23 @@ class AdmissionClient:
                 raise SwitchboxError(why)
 
     async def _first_verdict(self, http: aiohttp.ClientSession, start: StartMeasuring) -> Verdict:
-        """A new master starts the check again, maybe elsewhere. Raises CoordinatorLostError when the time is over."""
+        """A new master starts the check again, maybe elsewhere. Raises CoordinatorLostError if none has answered for
+        `wait_s`."""
         deadline = time.monotonic() + self._wait_s
         while True:
             try:
-                return await self._check(http, start, deadline - time.monotonic())
-            except (CoordinatorLostError, UnknownNodeError):
+                link = await self._arrive(http, deadline - time.monotonic())
+            except CoordinatorLostError:
                 if time.monotonic() >= deadline:
                     raise
-                await asyncio.sleep(_RETRY_PAUSE_S)
+            else:
+                with suppress(CoordinatorLostError, UnknownNodeError):
+                    return await self._take_part(link, start)
+                deadline = time.monotonic() + self._wait_s
+            await asyncio.sleep(_RETRY_PAUSE_S)
 
-    async def _check(self, http: aiohttp.ClientSession, start: StartMeasuring, wait_s: float) -> Verdict:
+    async def _arrive(self, http: aiohttp.ClientSession, wait_s: float) -> HttpLink:
+        """Raises CoordinatorLostError if nobody answers."""
         try:
             host, port = await self._where()
         except (OSError, RuntimeError, KeyError) as error:
@@ -96,8 +103,29 @@ class AdmissionClient:
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         link = HttpLink(http, address, self._credentials, arrival_s=min(wait_s, _PATIENCE_S))
         await link.arrive(self._me)
-        order = await wait_for_order(link, self._me.node)
+        return link
+
+    async def _take_part(self, link: Link, start: StartMeasuring) -> Verdict:
+        """Be checked; a node that has its first verdict may be training, and leaves its devices alone."""
+        name, joined = self._me.node, self.verdict.done()
+        order = await wait_for_order(link, name)
         if isinstance(order, Over):
             return order.verdict
-        async with start() as measuring:
-            return (await follow_orders(link, self._me, order, measuring, self._box)).verdict
+        async with AsyncExitStack() as stack:
+            asking = asyncio.create_task(_keep_asking(link, name, order.number))
+            try:
+                measuring = await stack.enter_async_context(start())
+            finally:
+                asking.cancel()
+                await asyncio.gather(asking, return_exceptions=True)
+            if joined:
+                measuring.hide_devices(name)
+            box = None if joined else self._box
+            return (await follow_orders(link, self._me, order, measuring, box)).verdict
+
+
+async def _keep_asking(link: Link, node: str, last_number: int) -> None:
+    """Ask for newer orders without following them, so that the coordinator knows that the node lives: importing torch
+    may take longer than it waits for a silent one."""
+    while True:
+        last_number = (await wait_for_order(link, node, last_number)).number

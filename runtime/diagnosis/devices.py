@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from everstep.runtime.diagnosis.evidence import DeviceFinding
+from everstep.runtime.job.error_kinds import OUT_OF_GPU_MEMORY
 from everstep.runtime.platform.devices import machine_devices
 from everstep.runtime.system.gpu_readings import DeviceReading, NoReadingsError, open_nvml, read_devices
 
@@ -43,10 +44,17 @@ SLOWEST_COPY = 1e9
 _NO_DEVICE = "none"
 SLOW_FACTOR = 2.0
 """A device that takes this many times as long as the fastest one of its machine is slow."""
+_ON_NCCL_ERRORS = {"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+"""The thread that waits for a failed all-reduce gets an error. By default torch's watchdog ends the process, also that
+of an innocent member (ProcessGroupNCCL.cpp, `synchronizeInternal`)."""
 
 
 class DeviceError(RuntimeError):
     """A device is unfit. The text names it."""
+
+
+class FullDeviceError(RuntimeError):
+    """A device has too little free memory to be tested; it may be fit. The text names it."""
 
 
 @dataclass(frozen=True)
@@ -54,15 +62,18 @@ class DeviceWork:
     """What a machine's devices have measured."""
 
     devices: tuple[DeviceFinding, ...]
+    """Without those that have too little free memory."""
     collectives_s: float
     """Seconds of all collectives between them; 0 with one device."""
     unread: str
     """Why the driver was not asked; empty if it was."""
+    untested: str = ""
+    """Which devices were not tested, and why; empty if all were."""
 
     @property
     def matmul_s(self) -> float:
-        """Seconds of the slowest device's products."""
-        return max(device.matmul_s for device in self.devices)
+        """Seconds of the slowest device's products; 0 if none was tested."""
+        return max((device.matmul_s for device in self.devices), default=0.0)
 
 
 def device_count() -> int:
@@ -94,14 +105,20 @@ def exercise_devices(count: int, short: bool) -> DeviceWork:
     except NoReadingsError as error:
         nvml, unread = None, str(error)
     names = machine_devices(os.environ)
-    findings = tuple(_test_device(device, short, partial(_read, nvml, names, device)) for device in range(count))
+    findings, untested, collectives_s = list[DeviceFinding](), list[str](), 0.0
+    for device in range(count):
+        with _forgiving_full(untested):
+            findings.append(_test_device(device, short, partial(_read, nvml, names, device)))
     require_fit(findings)
-    return DeviceWork(findings, _time_collectives(count) if count > 1 else 0.0, unread)
+    if len(findings) == count > 1:
+        with _forgiving_full(untested):
+            collectives_s = _time_collectives(count)
+    return DeviceWork(tuple(findings), collectives_s, unread, "; ".join(untested))
 
 
 def require_fit(findings: Sequence[DeviceFinding]) -> None:
     """Raises DeviceError for a device with memory errors, or that is much slower than the fastest. Pure."""
-    fastest_s = min(finding.matmul_s for finding in findings)
+    fastest_s = min((finding.matmul_s for finding in findings), default=0.0)
     for finding in findings:
         if finding.uncorrected:
             raise DeviceError(
@@ -209,6 +226,7 @@ def _time_collectives(count: int) -> float:
 
     seconds = 0.0
     with _blaming("between the devices of this machine: NCCL"):
+        torch.cuda.empty_cache()  # NCCL allocates beside torch.
         values = [
             torch.full((REDUCED_BYTES // 4,), float(device + 1), device=f"cuda:{device}") for device in range(count)
         ]
@@ -229,11 +247,13 @@ def _time_collectives(count: int) -> float:
 def time_group_all_reduce(store: "Store", rank: int, world: int, timeout_s: float, times: int) -> float:
     """Seconds for `times` all-reduces by NCCL of REDUCED_BYTES among the first devices of `world` machines.
 
-    Raises RuntimeError if a member is gone or a wait takes more than `timeout_s`, DeviceError for a wrong sum.
+    Call it in a process of its own: it changes how NCCL's errors end. Raises RuntimeError if a member is gone or a wait
+    takes more than `timeout_s`, DeviceError for a wrong sum.
     """
     import torch
     from torch.distributed import ProcessGroupNCCL
 
+    os.environ.update(_ON_NCCL_ERRORS)
     options: Any = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
     group: Any = ProcessGroupNCCL(store, rank, world, options)
@@ -267,9 +287,19 @@ def _seconds_on(device: int, work: Callable[[], object], beside: Callable[[], ob
 
 @contextmanager
 def _blaming(what: str) -> "Iterator[None]":
-    """Errors in the block are reported as those of `what`."""
+    """Errors in the block are reported as those of `what`: FullDeviceError for missing memory, else DeviceError."""
     try:
         yield
     except RuntimeError as error:  # Also torch's own: out of memory, a lost device, NCCL's.
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise DeviceError(f"{what}: {lines[0][:300]}") from error
+        kind = FullDeviceError if OUT_OF_GPU_MEMORY.matches(str(error), 1) else DeviceError
+        raise kind(f"{what}: {lines[0][:300]}") from error
+
+
+@contextmanager
+def _forgiving_full(untested: list[str]) -> "Iterator[None]":
+    """The block ends where a device is full; `untested` then says so."""
+    try:
+        yield
+    except FullDeviceError as error:
+        untested.append(str(error))

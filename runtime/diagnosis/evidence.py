@@ -51,6 +51,8 @@ class Measurement:
     devices: tuple[DeviceFinding, ...] = ()
     unread: str = ""
     """Why the driver of its devices was not asked for errors and clocks; empty if it was, or there are no devices."""
+    untested: str = ""
+    """Which of its devices had too little free memory to be tested; empty if none."""
 
     @property
     def works_alone(self) -> bool:
@@ -109,7 +111,9 @@ class Evidence:
     own_s: Mapping[str, float]
     """Node -> its best seconds for the part that needs no partner."""
     slow: frozenset[str]
-    """Best time more than twice the median."""
+    """Best time more than twice the median of the nodes that measured the same: devices, or only CPUs."""
+    limit_s: Mapping[str, float]
+    """Node -> the best time above which it would be slow."""
     possibly_slow: frozenset[str]
     """Those of `slow` that may only have waited for another slow node."""
     tried_groups: frozenset[frozenset[str]]
@@ -139,8 +143,8 @@ def weigh(nodes: Sequence[str], past: Sequence[Round], trusted_names: Iterable[s
         nodes, ((node, measurement.matmul_s) for round_ in past for node, measurement in round_.measured.items())
     )
     best = {node: seconds for node, seconds in best.items() if node not in broken_nodes}
-    limit = slow_threshold_s(list(best.values()))
-    slow = frozenset(node for node, seconds in best.items() if seconds > limit)
+    limits = _slow_limits(best, past)
+    slow = frozenset(node for node, seconds in best.items() if seconds > limits[node])
     return Evidence(
         healthy=frozenset(healthy),
         faulty=faulty,
@@ -149,7 +153,8 @@ def weigh(nodes: Sequence[str], past: Sequence[Round], trusted_names: Iterable[s
         best_s=best,
         own_s=own,
         slow=slow,
-        possibly_slow=_possibly_slow(slow, [group for _, group in passed_groups], own, limit),
+        limit_s=limits,
+        possibly_slow=_possibly_slow(slow, [group for _, group in passed_groups], own, limits),
         tried_groups=frozenset(frozenset(group) for _, group in groups_tried),
     )
 
@@ -175,11 +180,23 @@ def _best_times(nodes: Sequence[str], times: Iterable[tuple[str, float]]) -> dic
     return {node: best[node] for node in nodes if node in best}
 
 
+def _slow_limits(best_s: Mapping[str, float], past: Sequence[Round]) -> dict[str, float]:
+    """Seconds of devices are compared with those of devices alone: a node whose devices train or are full has none."""
+    with_devices = {node for round_ in past for node, measurement in round_.measured.items() if measurement.devices}
+    limits: dict[str, float] = {}
+    for nodes in (best_s.keys() & with_devices, best_s.keys() - with_devices):
+        limits.update(dict.fromkeys(nodes, slow_threshold_s([best_s[node] for node in nodes])))
+    return limits
+
+
 def _possibly_slow(
-    slow: frozenset[str], passed_groups: Sequence[Sequence[str]], own_s: Mapping[str, float], limit_s: float
+    slow: frozenset[str],
+    passed_groups: Sequence[Sequence[str]],
+    own_s: Mapping[str, float],
+    limit_s: Mapping[str, float],
 ) -> frozenset[str]:
     """A slow node is certainly slow if its own work is too slow, or if it was the only slow node of some group."""
-    sharp = {node for node in slow if own_s[node] > limit_s}
+    sharp = {node for node in slow if own_s[node] > limit_s[node]}
     for group in passed_groups:
         within = [node for node in group if node in slow]
         if len(within) == 1:

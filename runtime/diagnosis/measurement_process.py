@@ -41,7 +41,7 @@ class MeasurementProcess:
     ) -> None:
         """A process that is ready. `end` gives its exit code. `devices`: CUDA_VISIBLE_DEVICES of nodes, by name."""
         self._stream, self._writer, self._end = reader, writer, end
-        self._devices_of = devices or {}
+        self._devices_of = dict(devices or {})
         self.kill = kill
         """Kill the process; its measurements die with it."""
         self._results: dict[str, asyncio.Queue[StageResult]] = {}
@@ -50,6 +50,10 @@ class MeasurementProcess:
         self._devices: asyncio.Queue[int] = asyncio.Queue()
         self.lost = asyncio.create_task(self._read())
         """Done once the process has ended."""
+
+    def hide_devices(self, node: str) -> None:
+        """Let this node's measurements leave its CUDA devices alone from now on."""
+        self._devices_of[node] = ""
 
     def start_alone(self, node: str, host: str, address: str, order: Work, box: SwitchboxSpec | None = None) -> None:
         """Let the node work alone. Ends whatever it did before."""
@@ -97,7 +101,8 @@ class MeasurementProcess:
         if not self._end.done():
             self.kill()
             await asyncio.wait([self._end])
-        await self.lost
+        with suppress(TimeoutError):  # A fork that cannot be killed may hold the connection.
+            await asyncio.wait_for(self.lost, _CLOSE_S)
 
     def _queue(self, node: str) -> asyncio.Queue[StageResult]:
         return self._results.setdefault(node, asyncio.Queue())

@@ -5,6 +5,9 @@ Its stdout is a socket, for both directions, of JSON lines: requests; `Ready`, t
 nodes may share a server, each with one measurement at a time. A fork dies with the server (PR_SET_PDEATHSIG), and the
 server ends when the connection does. It has one thread only, since a fork would inherit locks that no thread unlocks;
 with more threads it says so and ends with exit code 75.
+
+A fork may be unkillable for as long as a device's driver does not return. Nothing here waits for it, and it holds no
+connection.
 """
 
 import ctypes
@@ -13,6 +16,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,6 +33,9 @@ from everstep.runtime.platform.devices import VARIABLE
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 PROCESS_NAME = "measurements"
 """As the kernel knows this process and its forks: their command line may be that of an agent's fork server."""
+_REAP_EVERY_S = 0.05
+_END_S = 1.0
+"""How long the server, when it ends, waits for the ends of its forks."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -115,6 +122,8 @@ class MeasurementServer:
         self._connection = connection
         self._text = b""
         self._forks: dict[str, _Fork] = {}
+        self._ending: dict[int, _Fork | None] = {}
+        """Forks that are killed (None) or end by themselves, by process, until the kernel says how they ended."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
         self._decode = msgspec.json.Decoder(Request).decode
@@ -124,15 +133,20 @@ class MeasurementServer:
         self._send(Ready())
         try:
             while True:
-                for key, _ in self._selector.select():
+                for key, _ in self._selector.select(_REAP_EVERY_S if self._ending else None):
                     if key.fileobj is self._connection:
                         if not self._handle_requests():
                             return
                     elif isinstance(key.data, _Fork) and self._forks.get(key.data.last_result.node) is key.data:
                         self._forward_results(key.data)
+                self._reap()
         finally:
             for node in list(self._forks):
                 self._kill(node)
+            deadline = time.monotonic() + _END_S
+            while self._ending and time.monotonic() < deadline:
+                self._reap()
+                time.sleep(_REAP_EVERY_S)
 
     def _handle_requests(self) -> bool:
         data = self._connection.recv(1 << 16)
@@ -158,6 +172,7 @@ class MeasurementServer:
         if not pid:
             try:
                 os.close(says)
+                self._connection.close()
                 _use_threads(self._threads)
                 _run_fork(begin, child_hears, child_says, parent)
             except Exception:  # noqa: BLE001 - the outermost edge of the fork
@@ -183,37 +198,51 @@ class MeasurementServer:
             fork.last_result = msgspec.json.decode(line, type=StageResult)
             self._send(ForkReport(fork.key, fork.last_result))
         if not data:
-            status = self._reap(fork)
-            if status or fork.last_result.stage != Stage.TOGETHER:
-                self._send(ForkReport(fork.key, _death_result(fork.last_result, status)))
+            self._forget(fork)
+            self._ending[fork.pid] = fork
 
     def _kill(self, node: str) -> None:
         fork = self._forks.get(node)
         if fork is not None:
             os.kill(fork.pid, signal.SIGKILL)
-            self._reap(fork)
+            self._forget(fork)
+            self._ending[fork.pid] = None
 
-    def _reap(self, fork: _Fork) -> int:
+    def _forget(self, fork: _Fork) -> None:
         self._selector.unregister(fork.read_fd)
         os.close(fork.read_fd)
         os.close(fork.write_fd)
         del self._forks[fork.last_result.node]
-        return os.waitstatus_to_exitcode(os.waitpid(fork.pid, 0)[1])
+
+    def _reap(self) -> None:
+        """Bury the forks that have ended by now, and report those that died."""
+        for pid, fork in list(self._ending.items()):
+            has_ended, status = os.waitpid(pid, os.WNOHANG)
+            if not has_ended:
+                continue
+            del self._ending[pid]
+            code = os.waitstatus_to_exitcode(status)
+            if fork is not None and (code or fork.last_result.stage != Stage.TOGETHER):
+                self._send(ForkReport(fork.key, death_result(fork.last_result, code)))
 
     def _send(self, answer: Answer) -> None:
         with suppress(ConnectionError):  # The other side is gone; the read side ends the loop.
             self._connection.sendall(msgspec.json.encode(answer) + b"\n")
 
 
-def _death_result(last: StageResult, status: int) -> StageResult:
+def death_result(last: StageResult, status: int) -> StageResult:
+    """What counts as the result of a fork that ended so after its last one.
+
+    SIGABRT in the all-reduce is a failed all-reduce: libraries of collectives abort the process when a member fails.
+    """
     if status < 0:
         why = f"its check was ended by {signal.Signals(-status).name}"
     else:
         why = f"its check ended with exit code {status}"
     measurement = last.measurement
-    return msgspec.structs.replace(
-        last, measurement=replace(measurement, died=True, error=measurement.error or why), store=""
-    )
+    died = not (status == -signal.SIGABRT and last.stage is Stage.TOGETHER)
+    measurement = replace(measurement, died=died, error=measurement.error or why)
+    return msgspec.structs.replace(last, measurement=measurement, store="")
 
 
 def _use_threads(threads: int) -> None:

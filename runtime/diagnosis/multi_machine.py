@@ -14,7 +14,7 @@ from functools import cached_property
 import aiohttp
 
 from everstep.runtime.diagnosis.coordinator import Coordinator
-from everstep.runtime.diagnosis.errors import NoQuorumError, RefusedError
+from everstep.runtime.diagnosis.errors import NoQuorumError, RefusedError, UnknownNodeError
 from everstep.runtime.diagnosis.evidence import Round
 from everstep.runtime.diagnosis.http_link import HttpLink, serve_coordinator
 from everstep.runtime.diagnosis.measurement_process import MeasurementProcess, start_measurement_process
@@ -34,7 +34,9 @@ DISMISS_TIMEOUT_S = 10.0
 END_TIMEOUT_S = 2.0
 """How long requests in progress may take when node 0 is done."""
 RESOLVE_TIMEOUT_S = 30.0
-"""How long a name may take to appear in the DNS."""
+"""How long a name may take to appear in the DNS, and a route to exist."""
+_ELSEWHERE = ("192.0.2.1", "2001:db8::1")
+"""Addresses of no machine (RFC 5737, RFC 3849): the way to them is the way to any other machine."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class Endpoint:
 
     host: str
     port: int
+
+    @property
+    def place(self) -> str:
+        """`host:port`, an IPv6 address in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def bind_host(self) -> str:
@@ -110,9 +117,10 @@ async def check_machines(options: MultiMachineCheck) -> CheckOutcome:
     if options.rank == 0:
         return await _run_coordinator(options, me)
     async with _measurement_process(options.box) as measuring, aiohttp.ClientSession() as http:
-        place = f"{options.endpoint.host}:{options.endpoint.port}"
-        link = HttpLink(http, place, options.credentials, arrival_s=options.join_timeout_s)
-        return CheckOutcome(await check_node(link, me, measuring, options.box), [], [])
+        link = HttpLink(http, options.endpoint.place, options.credentials, arrival_s=options.join_timeout_s)
+        while True:
+            with suppress(UnknownNodeError):  # Node 0 has started again, and waits for all.
+                return CheckOutcome(await check_node(link, me, measuring, options.box), [], [])
 
 
 @asynccontextmanager
@@ -184,30 +192,51 @@ def _open_listener(endpoint: Endpoint, own_address: str) -> socket.socket:
         return listen(endpoint.host if own_address == endpoint.host else endpoint.bind_host, endpoint.port)
     except OSError as error:
         why = f"{os.strerror(error.errno)}; choose another port" if error.errno else str(error)
-        raise RefusedError(f"cannot listen at {endpoint.host}:{endpoint.port}: {why}") from None
+        raise RefusedError(f"cannot listen at {endpoint.place}: {why}") from None
 
 
 async def _resolve_own_address(endpoint: Endpoint, patience_s: float) -> str:
     """The IP address of this machine for other nodes: the source address of packets to the endpoint.
 
     If the endpoint's name resolves to loopback (PyTorchJob calls its first pod localhost), the machine's own name is
-    resolved instead.
+    resolved instead; if that is loopback, too (as in Debian's /etc/hosts), the way to any other machine counts. Raises
+    RefusedError.
     """
     deadline = time.monotonic() + min(RESOLVE_TIMEOUT_S, patience_s)
-    loop = asyncio.get_running_loop()
     while True:
         try:
             address = await _source_address(endpoint.host, endpoint.port)
             break
-        except socket.gaierror as error:
+        except UnicodeError as error:
+            raise RefusedError(f"{endpoint.host}: is no name of a machine ({error})") from None
+        except OSError as error:
             if time.monotonic() >= deadline:
-                raise RefusedError(f"{endpoint.host}: cannot be resolved ({error.strerror}); check the name") from None
+                if isinstance(error, socket.gaierror):
+                    what, mend = "cannot be resolved", "check the name"
+                else:
+                    what, mend = "no route from this machine", "check the address"
+                raise RefusedError(f"{endpoint.host}: {what} ({error.strerror}); {mend}") from None
         await asyncio.sleep(1.0)
-    if ipaddress.ip_address(address).is_loopback and not endpoint.bind_host:
-        with suppress(socket.gaierror):
-            addresses = await loop.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_DGRAM)
-            return str(addresses[0][4][0])
+    if _is_loopback(address) and not endpoint.bind_host:
+        return await _address_for_others() or address
     return address
+
+
+async def _address_for_others() -> str:
+    """An address of this machine that is no loopback; empty: there is none."""
+    with suppress(OSError):
+        addresses = await asyncio.get_running_loop().getaddrinfo(socket.gethostname(), None, type=socket.SOCK_DGRAM)
+        for *_, place in addresses:
+            if not _is_loopback(str(place[0])):
+                return str(place[0])
+    for elsewhere in _ELSEWHERE:
+        with suppress(OSError):
+            return await _source_address(elsewhere, 9)
+    return ""
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
 
 
 async def _source_address(host: str, port: int) -> str:

@@ -18,7 +18,13 @@ from typing import NoReturn
 
 import aiohttp
 
-from everstep.runtime.diagnosis.errors import CoordinatorLostError, MeasurementError, NoQuorumError, RefusedError
+from everstep.runtime.diagnosis.errors import (
+    CoordinatorLostError,
+    MeasurementError,
+    NoQuorumError,
+    RefusedError,
+    UnknownNodeError,
+)
 from everstep.runtime.diagnosis.http_link import HttpLink
 from everstep.runtime.diagnosis.measurement_process import start_measurement_process
 from everstep.runtime.diagnosis.messages import Arrive
@@ -60,7 +66,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         verdict = asyncio.run(_take_part(flags.coordinator, me, credentials, box_of(flags)))
     except (RefusedError, SwitchboxError) as error:
         code, text = ExitCode.BAD_INPUT, str(error)
-    except (CoordinatorLostError, MeasurementError, NoQuorumError) as error:
+    except (CoordinatorLostError, MeasurementError, NoQuorumError, UnknownNodeError) as error:
         code, text = ExitCode.TRY_AGAIN, str(error)
     else:
         code, text = 0, f"{verdict.health}: {verdict.reason}"

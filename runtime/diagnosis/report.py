@@ -49,9 +49,12 @@ def link_lines(rounds: Sequence[Round], min_bandwidth: float) -> list[str]:
 
 
 def device_lines(rounds: Sequence[Round]) -> list[str]:
-    """Devices whose driver lowers their clocks, even if the node passes; and nodes whose driver was not asked."""
+    """Devices that were not tested, and those whose driver lowers their clocks, even if the node passes; and nodes
+    whose driver was not asked."""
     lines = []
     for node, measurement in _first_measurements(rounds).items():
+        if measurement.untested:
+            lines.append(f"{node} on {measurement.host}: not tested: {measurement.untested}")
         if measurement.unread:
             lines.append(
                 f"{node} on {measurement.host}: no memory errors and clocks of its devices were read: "

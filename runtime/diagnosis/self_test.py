@@ -21,6 +21,8 @@ class Result(msgspec.Struct, frozen=True):
 
     seconds: float
     problem: str = ""
+    untested: str = ""
+    """Which devices had too little free memory to be tested, as where processes of the last round live on."""
 
 
 def result_of(exit_code: int, output: str) -> Result:
@@ -46,7 +48,8 @@ def main() -> None:
     began = time.monotonic()
     node = os.environ.get("EVERSTEP_NODE", "")
     measurement = work_alone(Measurement(node, node), 0, short=True)
-    sys.stdout.write(msgspec.json.encode(Result(time.monotonic() - began, measurement.error)).decode() + "\n")
+    result = Result(time.monotonic() - began, measurement.error, measurement.untested)
+    sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
     sys.stdout.flush()
     os._exit(0)  # torch's cleanup takes a second.
 

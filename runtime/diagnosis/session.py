@@ -82,13 +82,14 @@ class Session:
         return min((group.deadline for group in self._groups if not group.done), default=None)
 
     def record_result(self, result: StageResult, now: float) -> None:
-        """Record a node's result of a half of a round. A repeated or late result changes nothing."""
+        """Record a node's result of a half of a round, or its death at any time. A repeated or late result changes
+        nothing."""
         group = self._group_of.get(result.node)
-        if (
-            group is None
-            or result.node not in group.waiting
-            or (result.round, result.stage) != (self._round_number, group.stage)
-        ):
+        if group is None or group.done or result.round != self._round_number:
+            return
+        is_due = result.node in group.waiting and result.stage is group.stage
+        has_died = result.measurement.died and not group.measurements[result.node].died
+        if not is_due and not has_died:
             return
         # Names are the session's own: a node speaks only for itself.
         member = self.members[result.node]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from everstep.runtime.diagnosis.evidence import Evidence, Round, weigh
-from everstep.runtime.job.slow_checks import SLOW_FACTOR, slow_threshold_s
+from everstep.runtime.job.slow_checks import SLOW_FACTOR
 
 
 class Health(StrEnum):
@@ -84,14 +84,13 @@ def _judge_node(node: str, failures: Failures, evidence: Evidence) -> tuple[Heal
     if node in evidence.untried:
         return Health.HEALTHY, "works alone; no partner was left to try the link"
     if node in evidence.slow:
-        return Health.STRAGGLER, f"{evidence.best_s[node]:.2f} s at best, more than {_limit_text(evidence)}"
+        return Health.STRAGGLER, f"{evidence.best_s[node]:.2f} s at best, more than {_limit_text(node, evidence)}"
     return Health.HEALTHY, _healthy_reason(node, failures, evidence)
 
 
-def _limit_text(evidence: Evidence) -> str:
-    times = list(evidence.best_s.values())
-    whose = "the other node's" if len(times) == 2 else "the median of all nodes,"
-    return f"{SLOW_FACTOR:g} x {whose} {slow_threshold_s(times) / SLOW_FACTOR:.2f} s"
+def _limit_text(node: str, evidence: Evidence) -> str:
+    whose = "the other node's" if len(evidence.best_s) == 2 else "the median of all nodes,"
+    return f"{SLOW_FACTOR:g} x {whose} {evidence.limit_s[node] / SLOW_FACTOR:.2f} s"
 
 
 def _healthy_reason(node: str, failures: Failures, evidence: Evidence) -> str:

@@ -73,11 +73,10 @@ def work_alone(
         if devices := device_count():
             stage = "devices"
             done = exercise_devices(devices, short)
-            measurement = replace(
-                measurement, matmul_s=done.matmul_s, self_reduce_s=done.collectives_s, devices=done.devices,
-                unread=done.unread,
-            )  # fmt: skip
-        if box is not None:
+            measurement = replace(measurement, devices=done.devices, unread=done.unread, untested=done.untested)
+            if done.devices:
+                measurement = replace(measurement, matmul_s=done.matmul_s, self_reduce_s=done.collectives_s)
+        if box is not None and not measurement.untested:
             links, why = measure_box(box, CudaLinkProbe())
             measurement = replace(measurement, links=links, died=bool(why), error=why)
     except DeviceError as error:
@@ -90,7 +89,7 @@ def work_alone(
 def work_together(
     measurement: Measurement, order: Together, address: str, listener: socket.socket | None
 ) -> Measurement:
-    """Do the all-reduce with the group; then between the members' devices, if each has one of its own.
+    """Do the all-reduce with the group; then between the members' devices, if each has one of its own with free memory.
 
     Args:
         address: this node's IP address.
@@ -106,7 +105,8 @@ def work_together(
     try:
         serves: dict[str, Any] = {"is_master": True, "master_listen_fd": listener.detach()} if listener else {}
         store = TCPStore(host, int(port), timeout=wait, wait_for_workers=False, **serves)
-        by_devices = agree_on_nccl(store, order.rank, order.world, first_device())  # First: all meet afterwards.
+        own = "" if measurement.untested else first_device()
+        by_devices = agree_on_nccl(store, order.rank, order.world, own)  # First: all meet afterwards.
         seconds = time_all_reduce(store, order.rank, order.world, address, order.timeout_s, pass_fault_point)
         if by_devices:
             by_nccl = PrefixStore("nccl", store)

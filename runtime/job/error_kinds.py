@@ -51,6 +51,13 @@ OOM_KILLED = ErrorKind(
     words=r"(?i)\boom-kill|Memory cgroup out of memory|Out of memory: Killed process|OOMKilled", exit_codes=(247,),
 )  # fmt: skip
 
+OUT_OF_GPU_MEMORY = ErrorKind(
+    "out of GPU memory", Hope.NO,
+    "use a smaller batch or sequence, activation checkpointing, or more ranks to shard over",
+    r"(CUDA|HIP)( error:)? out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|"
+    r"Cuda failure( \d+)? 'out of memory'",
+)  # fmt: skip
+
 TABLE = (
     OOM_KILLED,
     ErrorKind("a GPU failed or fell off the bus (Xid)", Hope.YES,
@@ -64,10 +71,7 @@ TABLE = (
               r"NVRM: Xid \([^)]*\): (13|31|43)\b|"
               r"CUDA error: (device-side assert|an illegal (memory|instruction)|unspecified launch|misaligned|"
               r"the launch timed|invalid program counter|operation not supported on global)"),
-    ErrorKind("out of GPU memory", Hope.NO,
-              "use a smaller batch or sequence, activation checkpointing, or more ranks to shard over",
-              r"(CUDA|HIP)( error:)? out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|"
-              r"Cuda failure( \d+)? 'out of memory'"),
+    OUT_OF_GPU_MEMORY,
     ErrorKind("shared memory is full", Hope.NO,
               "give the pod a larger /dev/shm (emptyDir, medium: Memory), or use fewer data loader workers",
               r"(?i)bus error|unable to (open|write to|allocate) shared memory|insufficient shared memory|"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from everstep.runtime.diagnosis.report import Place
     from everstep.runtime.diagnosis.verdicts import Verdict
     from everstep.runtime.job.spec import Resources as NodeResources
+    from everstep.runtime.platform import NodeEnd
     from everstep.runtime.platform.kubernetes import Access, KubernetesPlatform
 
 MODULE = "everstep.runtime.diagnosis.pod_node"
@@ -56,7 +57,7 @@ async def check_machines(
     on_round: "Callable[[Round], None]",
     look_s: float = LOOK_S,
 ) -> MachineCheck:
-    """Check the machines of the pods that start; a verdict's host is the machine.
+    """Check the machines of the pods that start; a verdict's host is the machine. `say` gets lines for the log.
 
     Raises StepError if no pod starts, KubeError.
     """
@@ -89,7 +90,9 @@ async def check_machines(
             serve_coordinator(coordinator, listener, TokenGate(credentials)),
             KubernetesPlatform(api, job, owner, template, say=say) as platform,
         ):
-            check = _Check(config, platform, coordinator, job, f"{place}:{listener.getsockname()[1]}", look_s, pod_hold)
+            check = _Check(
+                config, platform, coordinator, job, f"{place}:{listener.getsockname()[1]}", look_s, pod_hold, say
+            )
             verdicts = await check.run()
             return MachineCheck(verdicts, rounds, pod_hold.places)
 
@@ -176,6 +179,7 @@ class _Check:
         address: str,
         look_s: float,
         pod_hold: PodHold,
+        say: Callable[[str], None],
     ) -> None:
         self._config = config
         self._platform = platform
@@ -184,8 +188,11 @@ class _Check:
         self._address = address
         self._look_s = look_s
         self._held = pod_hold
-        self._gone: dict[str, str] = {}
-        """Nodes whose pods have ended, and why."""
+        self._say = say
+        self._gone: dict[str, NodeEnd] = {}
+        """Nodes whose pods have ended."""
+        self._hosts: dict[str, str] = {}
+        """Node -> its machine, as far as pods are placed."""
 
     async def run(self) -> "list[Verdict]":
         await self._platform.observe()
@@ -194,7 +201,7 @@ class _Check:
             names = [f"check-{index}" for index in range(self._config.nodes + self._config.check_spare)]
             await self._create(names)
             came = await self._gather(names)
-            verdicts = await self._coordinator.check(came)
+            verdicts = self._with_ends(await self._coordinator.check(came))
             await self._coordinator.wait_until_dismissed(came, DISMISS_S)
             await self._held.hold(self._job, verdicts, self._config.nodes, self._config.min_nodes)
             return verdicts
@@ -220,8 +227,28 @@ class _Check:
 
     async def _watch_ends(self) -> None:
         async for end in self._platform.node_ends():
-            self._gone[end.name] = end.reason
+            self._gone[end.name] = end
             self._coordinator.mark_lost(end.name, end.reason)
+
+    def _with_ends(self, verdicts: "Sequence[Verdict]") -> "list[Verdict]":
+        """These verdicts, and those on machines whose pods ended by themselves before they were checked.
+
+        Nothing is said of a machine whose pod had to go: it may be fit.
+        """
+        from everstep.runtime.diagnosis.verdicts import Health, Verdict
+
+        by_node = {verdict.node: verdict for verdict in verdicts}
+        for name, end in self._gone.items():
+            verdict, host = by_node.get(name), self._hosts.get(name, "")
+            if verdict is not None and not (end.gave_way and verdict.reason == end.reason):
+                continue
+            if end.gave_way or end.exit_code is None or not host:
+                by_node.pop(name, None)
+                where = f"{name} on {host}" if host else name
+                self._say(f"{where} was not checked: {end.reason}")
+            else:
+                by_node[name] = Verdict(name, host, Health.FAULTY, end.reason, True, None)
+        return list(by_node.values())
 
     async def _gather(self, names: Sequence[str]) -> list[str]:
         """The nodes that have started. Raises StepError for none."""
@@ -232,12 +259,14 @@ class _Check:
             now, came = time.monotonic(), [name for name in nodes_present if name not in missing]
             if len(came) > most_seen:
                 most_seen, since = len(came), now
-            placed_names = {node.name for node in await self._platform.observe() if node.host}
+            placed = {node.name: node.host for node in await self._platform.observe() if node.host}
+            self._hosts.update(placed)
             patience_s = SPARE_S if most_seen >= self._config.nodes else LAST_PLACED_S
-            nobody_comes = most_seen > 0 and not missing & placed_names and now >= since + patience_s
+            nobody_comes = most_seen > 0 and not missing & placed.keys() and now >= since + patience_s
             if not missing or nobody_comes or now >= deadline:
                 break
+        came = [name for name in came if name not in self._gone]
         if not came:
-            why = "; ".join(f"{name}: {reason}" for name, reason in self._gone.items()) or f"none in {START_S:g} s"
+            why = "; ".join(f"{name}: {end.reason}" for name, end in self._gone.items()) or f"none in {START_S:g} s"
             raise StepError(f"no pod of the check started ({why})", ExitCode.TRY_AGAIN)
         return came

@@ -65,6 +65,7 @@ def test_without_a_fork_server_it_counts_as_killed(tmp_path: Path) -> None:
     ("exit_code", "output", "problem"),
     [
         (0, '{"seconds": 1.0, "problem": "cuda:1: copy: 3 MB/s"}', "cuda:1: copy: 3 MB/s"),
+        (0, '{"seconds": 1.0, "untested": "cuda:1: memory: CUDA out of memory."}', ""),
         (0, "", ""),
         (1, "Traceback\nModuleNotFoundError: No module named 'torch'", ""),
         (-signal.SIGKILL, "", ""),

@@ -1,10 +1,13 @@
 """`everstep check`, as a person or a pod runs it: processes of this machine, or one node on each of several."""
 
+import asyncio
 import os
 import random
 import socket
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,19 @@ import pytest
 from everstep.cli.check import exit_code_of
 from everstep.cli.main import main
 from everstep.runtime.agent.ports import free_port
+from everstep.runtime.diagnosis import multi_machine
+from everstep.runtime.diagnosis.coordinator import Coordinator
+from everstep.runtime.diagnosis.errors import NoQuorumError, RefusedError
+from everstep.runtime.diagnosis.http_link import serve_coordinator
 from everstep.runtime.diagnosis.messages import Over
+from everstep.runtime.diagnosis.multi_machine import (
+    Endpoint,
+    MultiMachineCheck,
+    _resolve_own_address,
+    check_machines,
+)
 from everstep.runtime.diagnosis.verdicts import Health, Verdict
+from everstep.runtime.net.token_gate import TokenGate, listen
 from tests.check.test_check_step import late_s
 
 Ended = tuple[int, str]
@@ -107,6 +121,82 @@ def test_too_few_machines_in_time_are_no_quorum(capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().err == ("everstep check: 1 of 3 nodes came within 0.5 s; missing: node-1, node-2\n")
 
 
+def test_when_node_0_starts_again_the_others_arrive_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def no_process(_: object) -> AsyncIterator[None]:
+        yield
+
+    monkeypatch.setattr(multi_machine, "_measurement_process", no_process)
+    host, _, port = endpoint().rpartition(":")
+    options = MultiMachineCheck(Endpoint(host, int(port)), 1, 2, 2, "secret")
+
+    @asynccontextmanager
+    async def node_0() -> AsyncIterator[Coordinator]:
+        coordinator = Coordinator()
+        async with serve_coordinator(coordinator, listen(host, int(port)), TokenGate(options.credentials), end_s=0.1):
+            yield coordinator
+
+    async def story() -> None:
+        async with node_0() as coordinator:
+            other = asyncio.create_task(check_machines(options))
+            assert not await coordinator.wait_for_arrivals(["node-1"], 60.0)
+        async with node_0() as coordinator:
+            assert not await coordinator.wait_for_arrivals(["node-1"], 60.0)
+            coordinator.call_off("that was all")
+            with pytest.raises(NoQuorumError, match="that was all"):
+                await other
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("own_name", "to_others", "address"),
+    [
+        (["127.0.1.1", "10.1.2.3"], [], "10.1.2.3"),
+        (["127.0.1.1"], ["10.1.2.3"], "10.1.2.3"),
+        (["127.0.1.1"], [], "127.0.0.1"),
+        ([], ["10.1.2.3"], "10.1.2.3"),
+    ],
+    ids=["its name has another address", "its name is loopback", "it is alone", "its name has no address"],
+)
+def test_where_the_endpoint_is_loopback_a_machine_gives_others_an_address_that_they_can_reach(
+    own_name: list[str], to_others: list[str], address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def source_address(host: str, port: int) -> str:
+        if host == "localhost":
+            return "127.0.0.1"
+        if not to_others:
+            raise OSError("no route")
+        return to_others[0]
+
+    def resolve(host: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        assert host == socket.gethostname()
+        if not own_name:
+            raise socket.gaierror("unknown")
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (each, 0)) for each in own_name]
+
+    monkeypatch.setattr(multi_machine, "_source_address", source_address)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    assert asyncio.run(_resolve_own_address(Endpoint("localhost", 1), 1.0)) == address
+
+
+def test_an_endpoint_without_a_route_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def source_address(host: str, port: int) -> str:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(multi_machine, "_source_address", source_address)
+    with pytest.raises(RefusedError) as caught:
+        asyncio.run(_resolve_own_address(Endpoint("10.9.9.9", 1), 0.0))
+    assert str(caught.value) == "10.9.9.9: no route from this machine (Network is unreachable); check the address"
+
+
+@pytest.mark.parametrize(
+    ("host", "place"), [("10.0.0.1", "10.0.0.1:29400"), ("fd00::1", "[fd00::1]:29400"), ("a.b", "a.b:29400")]
+)
+def test_an_ipv6_address_is_in_brackets_where_a_port_follows(host: str, place: str) -> None:
+    assert Endpoint(host, 29400).place == place
+
+
 def test_a_wrong_token_is_bad_input() -> None:
     check_command = command(f"--rdzv-endpoint={endpoint()}", "--nnodes=2")
     host = subprocess.Popen([*check_command, "--node-rank=0"], stderr=subprocess.PIPE, text=True)
@@ -148,6 +238,7 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[
         ("--rdzv-endpoint a:1 --nnodes 2 --node-rank 0 --min-nodes 1", "write --nnodes MIN:MAX"),
         ("--rdzv-endpoint a:1 --nnodes 2 --node-rank 0 --topology nowhere", "--topology nowhere: No such file"),
         ("--rdzv-endpoint no.such.name.invalid:1 --nnodes 2 --node-rank 1 --join-timeout 0.1", "cannot be resolved"),
+        ("--rdzv-endpoint a..b:1 --nnodes 2 --node-rank 1", "a..b: is no name of a machine"),
         ("--timeout 0", "must be above 0"),
         ("--switchbox-check --box-pairs 0", "'0' is not DEVICE:DEVICE"),
     ],

@@ -4,21 +4,28 @@ import asyncio
 import base64
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from everstep.runtime.diagnosis.coordinator import Coordinator
+from everstep.runtime.diagnosis.evidence import Measurement
+from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, StageResult, Work
 from everstep.runtime.diagnosis.report import host_order
+from everstep.runtime.diagnosis.verdicts import Verdict
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.platform.kubernetes import Access
+from everstep.runtime.platform import Node, NodeEnd, NodeRequest
+from everstep.runtime.platform.kubernetes import Access, KubernetesPlatform
 from everstep.runtime.platform.kubernetes.held_pods import HELD
 from everstep.runtime.platform.kubernetes.pods import NAME, selector
 from everstep.runtime.protocol.handover import NodeStart, encode_start, start_key
 from everstep.runtime.store import open_store
 from everstep.steps.check import Config
-from everstep.steps.check.machines import check_machines, node_template, requested_resources
+from everstep.steps.check.hold import PodHold
+from everstep.steps.check.machines import _Check, check_machines, node_template, requested_resources
 from tests.platform.pod_api import PodApi
 
 TRAIN = {
@@ -164,6 +171,111 @@ def run_check(
         return {verdict.host: verdict.avoid for verdict in result.verdicts}
 
     return asyncio.run(story()), api, lines_said
+
+
+class Pods:
+    """Stands in for a platform: each pod is placed at once, on a machine of its number."""
+
+    def __init__(self, parts: Mapping[str, "Part"], look: Callable[["Pods"], object] = lambda _: None) -> None:
+        """`parts`: what the nodes do that arrive. `look` is called at each look at the pods."""
+        self.coordinator = Coordinator()
+        self._parts, self._look = parts, look
+        self._nodes: dict[str, Node] = {}
+        self._ends: asyncio.Queue[NodeEnd] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def end(self, name: str, exit_code: int | None, reason: str, gave_way: bool = False) -> None:
+        """The pod of that node ends, if there is one."""
+        if node := self._nodes.pop(name, None):
+            self._ends.put_nowait(NodeEnd(name, node.uid, exit_code, reason, gave_way))
+
+    async def observe(self) -> list[Node]:
+        nodes = list(self._nodes.values())
+        self._look(self)
+        for _turn in range(10):  # Meanwhile the ends are heard of.
+            await asyncio.sleep(0)
+        return nodes
+
+    async def create(self, request: NodeRequest) -> None:
+        name, host = request.name, f"machine-{request.name.partition('-')[2]}"
+        self._nodes[name] = Node(name, f"uid of {name}", "check", host)
+        if part := self._parts.get(name):
+            await self.coordinator.arrive(Arrive(name, host, "127.0.0.1"))
+            self._tasks.append(asyncio.create_task(part(self, name)))
+
+    async def delete(self, name: str, uid: str) -> None: ...
+
+    async def node_ends(self) -> AsyncIterator[NodeEnd]:
+        while True:
+            yield await self._ends.get()
+
+    def check(self, nodes: int) -> tuple[dict[str, bool], list[str]]:
+        """(whether to avoid each machine, what was said)."""
+        lines_said: list[str] = []
+
+        async def hold(*_: object) -> None: ...
+
+        async def story() -> list[Verdict]:
+            pod_hold = cast(PodHold, SimpleNamespace(training="", hold_s=0.0, nodes=set(), hold=hold))
+            platform, config = cast(KubernetesPlatform, self), Config(nodes=nodes, check_spare=0)
+            check = _Check(config, platform, self.coordinator, "job", "a:1", 0.01, pod_hold, lines_said.append)
+            async with asyncio.timeout(60):
+                verdicts = await check.run()
+                await asyncio.gather(*self._tasks)
+            return verdicts
+
+        return {verdict.host: verdict.avoid for verdict in asyncio.run(story())}, lines_said
+
+
+Part = Callable[[Pods, str], Coroutine[Any, Any, None]]
+
+
+async def work(pods: Pods, name: str) -> None:
+    """Be a node that is fit, but has nobody in its group."""
+    number = 0
+    while not isinstance(order := await pods.coordinator.order(Ask(name, number)), Over):
+        assert order is not None
+        number = order.number
+        if isinstance(order, Work):
+            measurement = Measurement(name, "", 0.5, 0.01)
+            await pods.coordinator.report(StageResult(name, order.round, Stage.ALONE, measurement))
+
+
+async def give_way(pods: Pods, name: str) -> None:
+    """Be a node that is preempted while it is checked."""
+    await pods.coordinator.order(Ask(name))
+    pods.end(name, 143, "its pod ended, Preempted", gave_way=True)
+
+
+async def do_nothing(pods: Pods, name: str) -> None: ...
+
+
+def test_a_machine_whose_pod_ends_before_the_check_is_faulty_and_one_whose_pod_gave_way_is_not() -> None:
+    def look(pods: Pods) -> None:
+        pods.end("check-1", 75, "its agent ended with exit code 75")
+        pods.end("check-2", 143, "its pod ended, Preempted", gave_way=True)
+        pods.end("check-3", None, "its pod was deleted")
+
+    hosts, lines_said = Pods({"check-0": work}, look).check(4)
+    assert hosts == {"machine-0": False, "machine-1": True}
+    assert lines_said == [
+        "check-2 on machine-2 was not checked: its pod ended, Preempted",
+        "check-3 on machine-3 was not checked: its pod was deleted",
+    ]
+
+
+def test_a_pod_that_ends_when_all_have_come_is_not_checked() -> None:
+    def look(pods: Pods) -> None:
+        pods.end("check-1", 75, "its agent ended with exit code 75")
+
+    hosts, _ = Pods({"check-0": work, "check-1": do_nothing}, look).check(2)
+    assert hosts == {"machine-0": False, "machine-1": True}
+
+
+def test_a_pod_that_gives_way_during_the_check_leaves_its_machine_without_a_verdict() -> None:
+    hosts, lines_said = Pods({"check-0": work, "check-1": give_way}).check(2)
+    assert hosts == {"machine-0": False}
+    assert lines_said == ["check-1 on machine-1 was not checked: its pod ended, Preempted"]
 
 
 @pytest.mark.long

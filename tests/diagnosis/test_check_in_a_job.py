@@ -4,19 +4,20 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from everstep.runtime.diagnosis import admission_client
 from everstep.runtime.diagnosis.coordinator import Coordinator
-from everstep.runtime.diagnosis.errors import NoQuorumError, UnknownNodeError
+from everstep.runtime.diagnosis.errors import CoordinatorLostError, NoQuorumError, UnknownNodeError
 from everstep.runtime.diagnosis.evidence import Measurement
 from everstep.runtime.diagnosis.measurement_process import MeasurementProcess, start_measurement_process
 from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, StageResult, Stop, Work
 from everstep.runtime.diagnosis.node import check_node
+from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 from everstep.runtime.diagnosis.verdicts import Health, Verdict
 from everstep.runtime.net.tls import Credentials
 from everstep.runtime.store import StoreError
@@ -33,6 +34,38 @@ class Link:
 @asynccontextmanager
 async def ready() -> AsyncIterator[admission_client.StartMeasuring]:
     yield start_measurement_process
+
+
+async def somewhere() -> tuple[str, int]:
+    """The address of the check."""
+    return "h", 1
+
+
+class Measuring:
+    """Stands in for the process that measures: all work succeeds at once. Tells what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self._results: asyncio.Queue[StageResult] = asyncio.Queue()
+
+    def hide_devices(self, node: str) -> None:
+        self.asked.append("hide devices")
+
+    def start_alone(self, node: str, host: str, address: str, order: Work, box: SwitchboxSpec | None) -> None:
+        self.asked.append("work with the switch box" if box else "work")
+        measurement = Measurement(node, host, 0.5, 0.01)
+        self._results.put_nowait(StageResult(node, order.round, Stage.ALONE, measurement))
+
+    def end(self, node: str) -> None: ...
+
+    async def count_devices(self) -> int:
+        return 2
+
+    async def next_result(self, node: str) -> StageResult:
+        return await self._results.get()
+
+    def process(self) -> MeasurementProcess:
+        return cast(MeasurementProcess, self)
 
 
 def test_a_new_node_is_checked_with_a_healthy_partner_and_named_when_it_fails(tmp_path: Path) -> None:
@@ -115,6 +148,99 @@ def test_a_node_that_asks_for_nothing_is_given_up_long_before_its_time_is_up() -
         verdicts = await checking
         assert [verdict.health for verdict in verdicts] == [Health.HEALTHY, Health.FAULTY]
         assert verdicts[1].reason == "it asked for no orders for 0.2 s"
+
+    asyncio.run(story())
+
+
+def test_a_node_that_takes_long_to_import_torch_is_not_lost_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    coordinator = Coordinator(clock=lambda: now, silence_s=30.0)
+    monkeypatch.setattr(admission_client, "HttpLink", lambda *_, **__: coordinator)
+
+    async def story() -> None:
+        async def let_others_run() -> None:
+            for _turn in range(20):
+                await asyncio.sleep(0)
+
+        @asynccontextmanager
+        async def start() -> AsyncIterator[MeasurementProcess]:
+            nonlocal now
+            await let_others_run()
+            now += 100.0
+            await coordinator.arrive(Arrive("b", "b", "127.0.0.1"))  # The check looks for silent nodes.
+            await let_others_run()
+            yield Measuring().process()
+
+        @asynccontextmanager
+        async def prepare() -> AsyncIterator[admission_client.StartMeasuring]:
+            yield start
+
+        part = admission_client.AdmissionClient("a", "a", "127.0.0.1", Credentials("secret"), somewhere, 60.0)
+        being_checked = asyncio.create_task(part.run(prepare, lambda _: None))
+        async with asyncio.timeout(60):
+            while not (nodes := coordinator.ready_nodes()):
+                await coordinator.wait_for_event(1.0)
+            (verdict,) = await coordinator.check(nodes)
+            assert (verdict.health, verdict.reason) == (Health.HEALTHY, "works alone and with its group")
+            assert now == 100.0
+        being_checked.cancel()
+        await asyncio.gather(being_checked, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+def test_a_node_that_has_joined_leaves_its_devices_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story() -> None:
+        coordinator, measuring = Coordinator(), Measuring()
+        monkeypatch.setattr(admission_client, "HttpLink", lambda *_, **__: coordinator)
+
+        @asynccontextmanager
+        async def prepare() -> AsyncIterator[admission_client.StartMeasuring]:
+            yield lambda: nullcontext(measuring.process())
+
+        box = SwitchboxSpec(((0, 1),))
+        part = admission_client.AdmissionClient("a", "a", "127.0.0.1", Credentials("secret"), somewhere, 60.0, box)
+        being_checked = asyncio.create_task(part.run(prepare, lambda _: None))
+        async with asyncio.timeout(60):
+            for _check in range(2):
+                while not (nodes := coordinator.ready_nodes()):
+                    await coordinator.wait_for_event(1.0)
+                assert not (await coordinator.check(nodes))[0].avoid
+                await part.verdict
+        assert measuring.asked == ["work with the switch box", "hide devices", "work"]
+        being_checked.cancel()
+        await asyncio.gather(being_checked, return_exceptions=True)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("error", [UnknownNodeError("a new master"), CoordinatorLostError("no answer")], ids=type)
+def test_a_node_outlives_any_number_of_masters_that_answered_it(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = Over(1, Verdict("a", "a", Health.HEALTHY, "so it is", False, 0.5))
+    outcomes = iter([error, error, over])
+
+    async def wait_for_order(*_: object) -> Over:
+        outcome = next(outcomes, None)
+        if outcome is None:
+            await asyncio.Event().wait()
+        if isinstance(outcome, Exception):
+            raise outcome
+        assert isinstance(outcome, Over)
+        return outcome
+
+    monkeypatch.setattr(admission_client, "HttpLink", Link)
+    monkeypatch.setattr(admission_client, "wait_for_order", wait_for_order)
+    monkeypatch.setattr(admission_client, "_RETRY_PAUSE_S", 0.0)
+
+    async def story() -> None:
+        part = admission_client.AdmissionClient("a", "a", "127.0.0.1", Credentials("secret"), somewhere, 0.0)
+        being_checked = asyncio.create_task(part.run(ready, lambda _: None))
+        async with asyncio.timeout(60):
+            assert await part.verdict == over.verdict, "no time is left, and each time somebody answers"
+        being_checked.cancel()
+        await asyncio.gather(being_checked, return_exceptions=True)
 
     asyncio.run(story())
 

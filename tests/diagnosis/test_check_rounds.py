@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.runtime.diagnosis.evidence import Round, weigh
+from everstep.runtime.diagnosis.evidence import DeviceFinding, Measurement, Round, weigh
 from everstep.runtime.diagnosis.rounds import Plan, next_round, pair_adjacent
 from tests.diagnosis.simulated import check, fault_sets, names
 
@@ -54,6 +54,17 @@ def test_up_to_a_quarter_of_slow_links_are_told_exactly_though_partners_wait_for
         assert evidence.slow == set(slow), (slow, rounds)
         assert not evidence.possibly_slow
         assert len(rounds) <= 3
+
+
+def test_seconds_of_devices_are_not_compared_with_those_of_cpus() -> None:
+    """As where a new node has a partner that trains."""
+    devices = (DeviceFinding("cuda:0", 0.9, 50_000.0, 52_000.0),)
+    new, other = Measurement("new", "a", 0.9, 0.0, 0.1, devices=devices), Measurement("other", "b", 2.9, 0.0, 0.1, devices=devices)
+    partner = Measurement("partner", "c", 0.2, 0.0, 0.1)
+    alone = [Round(1, (("partner", "new"),), "", {"partner": partner, "new": new})]
+    assert not weigh(["partner", "new"], alone, ["partner"]).slow
+    two = [Round(1, (("partner", "new", "other"),), "", {"partner": partner, "new": new, "other": other})]
+    assert weigh(["partner", "new", "other"], two, ["partner"]).slow == {"other"}
 
 
 @pytest.mark.parametrize("count", range(2, 11))

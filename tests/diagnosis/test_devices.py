@@ -2,17 +2,27 @@
 
 import io
 import json
+import os
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
-from everstep.runtime.diagnosis import report, workload
-from everstep.runtime.diagnosis.devices import DeviceError, DeviceWork, _fill, agree_on_nccl, require_fit
+from everstep.runtime.diagnosis import devices, report, workload
+from everstep.runtime.diagnosis.devices import (
+    DeviceError,
+    DeviceWork,
+    _fill,
+    agree_on_nccl,
+    exercise_devices,
+    require_fit,
+)
 from everstep.runtime.diagnosis.evidence import FAILED_S, DeviceFinding, Measurement, Round
 from everstep.runtime.diagnosis.single_machine import _share_devices
 from everstep.runtime.diagnosis.verdicts import judge
@@ -20,6 +30,25 @@ from everstep.runtime.system.gpu_readings import DeviceReading, NoReadingsError,
 from tests.diagnosis.fake_nvml import Device, FakeNvml
 
 WELL = DeviceFinding("cuda:0", 0.1, 50_000.0, 52_000.0, (), 0)
+
+Tests = dict[str, Callable[..., object]]
+
+
+def device_tests(monkeypatch: pytest.MonkeyPatch, changes: Tests) -> None:
+    """Stand-ins for the tests of devices without a driver: all pass, but for `changes`, by name."""
+
+    def no_driver() -> None:
+        raise NoReadingsError("no driver")
+
+    tests: Tests = {
+        "_test_memory": lambda device, short: None,
+        "_test_copies": lambda device: (50e9, 52e9),
+        "_time_products": lambda device, read: (0.1, read()),
+        "_time_collectives": lambda count: 0.2,
+    }
+    monkeypatch.setattr(devices, "open_nvml", no_driver)
+    for name, test in {**tests, **changes}.items():
+        monkeypatch.setattr(devices, name, test)
 
 
 def test_what_the_driver_says_of_each_device_by_number_or_uuid() -> None:
@@ -109,6 +138,81 @@ def test_memory_that_another_process_has_taken_meanwhile_is_no_fault(monkeypatch
     room = 0
     with pytest.raises(torch.OutOfMemoryError):
         _fill(8 << 20, 0x55, 1)
+
+
+@pytest.mark.parametrize(
+    ("test", "stage"), [("_test_memory", "memory"), ("_test_copies", "copy"), ("_time_products", "matmul")]
+)
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB"), RuntimeError("CUDA error: out of memory")],
+    ids=["of torch", "of CUDA"],
+)
+def test_a_full_device_is_not_tested_and_the_others_are(
+    test: str, stage: str, error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = {"_test_memory": None, "_test_copies": (50e9, 52e9), "_time_products": (0.1, None)}[test]
+
+    def run_out(device: int, *_: object) -> object:
+        if device == 1:
+            raise error
+        return passes
+
+    device_tests(monkeypatch, {test: run_out})
+    done = exercise_devices(3, short=True)
+    assert [of.device for of in done.devices] == ["cuda:0", "cuda:2"]
+    assert done.untested == f"cuda:1: {stage}: {error}"
+    assert done.collectives_s == 0.0, "there is none without it"
+
+
+def test_collectives_for_which_there_is_no_memory_are_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    def collect(count: int) -> float:
+        with devices._blaming("between the devices of this machine: NCCL"):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    device_tests(monkeypatch, {"_time_collectives": collect})
+    done = exercise_devices(2, short=False)
+    assert (len(done.devices), done.collectives_s) == (2, 0.0)
+    assert done.untested == "between the devices of this machine: NCCL: CUDA out of memory."
+
+
+def test_another_error_of_a_device_makes_it_unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: int) -> object:
+        raise RuntimeError("CUDA error: unknown error")
+
+    device_tests(monkeypatch, {"_test_copies": fail})
+    with pytest.raises(DeviceError, match="cuda:0: copy: CUDA error: unknown error"):
+        exercise_devices(1, short=True)
+
+
+def test_a_node_whose_devices_are_full_passes_with_the_times_of_its_cpus_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workload, "device_count", lambda: 1)
+    full = DeviceWork((), 0.0, "", "cuda:0: memory: CUDA out of memory.")
+    monkeypatch.setattr(workload, "exercise_devices", lambda count, short: full)
+    measured = workload.work_alone(Measurement("a", "gpu-7"), 1)
+    assert measured.works_alone
+    assert measured.matmul_s > 0
+    assert not measured.error
+    rounds = [Round(1, (("a",),), "alone", {"a": measured})]
+    assert report.device_lines(rounds) == ["a on gpu-7: not tested: cuda:0: memory: CUDA out of memory."]
+
+
+def test_errors_of_nccl_are_raised_and_end_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Group:
+        Options = SimpleNamespace
+
+        def __init__(self, *_: object) -> None:
+            raise RuntimeError("NCCL error")
+
+    for name in ("TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"):
+        monkeypatch.setenv(name, "3")
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Group, raising=False)
+    with pytest.raises(RuntimeError, match="NCCL error"):
+        devices.time_group_all_reduce(HashStore(), 0, 2, 1.0, 1)
+    assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1", "whoever waits gets the error, and there is no watchdog"
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 
 def test_devices_that_are_alike_or_only_hot_pass() -> None:

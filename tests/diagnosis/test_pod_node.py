@@ -9,7 +9,7 @@ from typing import NoReturn
 import pytest
 
 from everstep.runtime.diagnosis import pod_node
-from everstep.runtime.diagnosis.errors import MeasurementError
+from everstep.runtime.diagnosis.errors import MeasurementError, UnknownNodeError
 from everstep.runtime.diagnosis.pod_node import main, wait_for_start
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.protocol.handover import NodeStart, encode_start, start_key
@@ -17,6 +17,7 @@ from everstep.runtime.store import open_store
 from everstep.runtime.system.cpus import usable_cpus
 
 KEY, TOKEN = start_key("u-train", "pod-1"), "hush"
+ENVIRONMENT = {"EVERSTEP_HOST": "a", "EVERSTEP_IP": "127.0.0.1", "EVERSTEP_JOB": "j", "EVERSTEP_JOB_TOKEN": "t"}
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +37,16 @@ def test_it_measures_on_all_cores_that_it_may_use(monkeypatch: pytest.MonkeyPatc
         raise MeasurementError("no more is asked here")
 
     monkeypatch.setattr(pod_node, "start_measurement_process", start)
-    environment = {"EVERSTEP_HOST": "a", "EVERSTEP_IP": "127.0.0.1", "EVERSTEP_JOB": "j", "EVERSTEP_JOB_TOKEN": "t"}
-    assert main(["--coordinator", "127.0.0.1:1", "--node", "check-0"], environment) == ExitCode.TRY_AGAIN
+    assert main(["--coordinator", "127.0.0.1:1", "--node", "check-0"], ENVIRONMENT) == ExitCode.TRY_AGAIN
     assert used == [usable_cpus()]
+
+
+def test_a_node_that_its_coordinator_does_not_know_may_try_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def take_part(*_: object) -> NoReturn:
+        raise UnknownNodeError("node check-0 has not arrived here")
+
+    monkeypatch.setattr(pod_node, "_take_part", take_part)
+    assert main(["--coordinator", "127.0.0.1:1", "--node", "check-0"], ENVIRONMENT) == ExitCode.TRY_AGAIN
 
 
 def test_what_the_training_left_is_what_it_runs(tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """One check in virtual time: who is ordered to do what, and who is given up when."""
 
+import signal
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.diagnosis.evidence import Measurement
+from everstep.runtime.diagnosis.measurement_server import death_result
 from everstep.runtime.diagnosis.messages import Arrive, Over, Stage, StageResult, Stop, Together, Work
 from everstep.runtime.diagnosis.session import Session
 from everstep.runtime.diagnosis.verdicts import Health
@@ -56,6 +58,44 @@ def test_a_node_that_dies_alone_frees_its_partner_at_once() -> None:
     two.record_result(alone("0"), 1.0)
     two.record_result(alone("1", died=True, error="ended by SIGKILL"), 1.0)
     assert health(two) == [Health.HEALTHY, Health.FAULTY]
+
+
+def test_a_node_that_dies_after_it_worked_alone_frees_its_partner_as_soon_as_that_one_has() -> None:
+    two = session(2)
+    two.record_result(alone("0"), 1.0)
+    two.record_result(alone("0", died=True, error="ended by SIGKILL"), 2.0)
+    two.record_result(alone("1"), 3.0)
+    assert health(two) == [Health.FAULTY, Health.HEALTHY]
+    assert two.verdicts
+    assert two.verdicts[0].reason == "ended by SIGKILL"
+
+
+def test_a_death_that_is_told_of_the_half_before_frees_the_partner_at_once() -> None:
+    two = session(2)
+    for node in names(2):
+        two.record_result(alone(node), 1.0)
+    two.record_result(alone("0", died=True, error="ended by SIGKILL"), 2.0)
+    assert health(two) == [Health.FAULTY, Health.HEALTHY]
+
+
+def test_the_first_reason_why_a_node_is_given_up_counts() -> None:
+    two = session(2)
+    two.mark_lost("1", "its machine is gone", 1.0)
+    two.record_result(alone("1", died=True, error="ended by SIGKILL"), 2.0)
+    two.record_result(alone("0"), 3.0)
+    assert two.verdicts
+    assert two.verdicts[1].reason == "its machine is gone"
+
+
+def test_nobody_is_named_where_the_all_reduce_aborts_all_members() -> None:
+    two = session(2)
+    for number in (1, 2, 3):
+        for node in names(2):
+            two.record_result(alone(node, number), 1.0)
+        for node in names(2):
+            result = together(node, number, all_reduce_s=3600.0)
+            two.record_result(death_result(result, -signal.SIGABRT), 2.0)
+    assert health(two) == [Health.UNDECIDED, Health.UNDECIDED]
 
 
 def test_a_node_that_dies_in_the_all_reduce_frees_its_partners_at_once() -> None:
