@@ -93,7 +93,10 @@ class Checkpointer(worker.Checkpointer):
             checkpoints = Checkpoints()
         session, context = checkpoints.session, checkpoints.session.context
         ahead, session.ahead = session.ahead, None
-        local_rank = context.local_rank or context.rank * (checkpoints.alone is not None)
+        if context.link is not None:
+            local_rank = context.link.local_rank
+        else:
+            local_rank = context.local_rank or context.rank * (checkpoints.alone is not None)
         super().__init__(
             state,
             keeper=context.link or checkpoints.alone,

@@ -268,7 +268,7 @@ async def seconds_to_write(folder: Path, size: int, group: Path | None = None) -
 async def can_connect(group: Path, address: str) -> bool:
     """Does a process in the group reach that address?"""
     host, _, port = address.rpartition(":")
-    words = command_in_group(group, sys.executable, "-m", load.__name__, "connect", host, port)
+    words = command_in_group(group, sys.executable, "-m", load.__name__, "connect", host.strip("[]"), port)
     return await (await asyncio.create_subprocess_exec(*words)).wait() == 0
 
 

@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from everstep.runtime.net.token import TOKEN_VARIABLE, shared_token
-from everstep.runtime.system.own_folder import own_folder
+from everstep.runtime.system.own_folder import own_process_folder
 
 _RESOLVE_S = 5.0
 _PAUSE_S = 0.5
+_ELSEWHERE = ("192.0.2.1", "2001:db8::1")
+"""Addresses of no machine (RFC 5737, RFC 3849)."""
 
 
 def resolve(host: str, port: int, pause: Callable[[float], None] = time.sleep) -> str:
@@ -69,6 +71,24 @@ def is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
+def common_address(host: str, port: int, local_addr: str) -> str:
+    """The address of `host` that all machines of a job can use.
+
+    A machine's own name may be a loopback address on it alone (Debian writes 127.0.1.1 into /etc/hosts): then
+    `local_addr`, or else this machine's address on its default route. Raises ValueError if there is none.
+    """
+    address = resolve(host, port)
+    if not is_loopback(address) or host == address or "localhost" in host:
+        return address
+    if local_addr:
+        return resolve(local_addr, port)
+    for elsewhere in _ELSEWHERE:
+        with suppress(ValueError, OSError):
+            return own_address(elsewhere, port)
+    why = f"on this machine it is {address}, which no other machine reaches"
+    raise ValueError(f"{host}: {why}; give --local-addr with an address that the others reach")
+
+
 def token_of(environment: Mapping[str, str], address: str | None, job: str) -> str:
     """The job's secret: the user's, or one made for this machine alone.
 
@@ -84,7 +104,7 @@ def token_of(environment: Mapping[str, str], address: str | None, job: str) -> s
             f"{TOKEN_VARIABLE} is not set: nodes on several machines need a common secret; "
             f"set the same on all of them, for example {TOKEN_VARIABLE}=$(openssl rand -hex 16)"
         )
-    return shared_token(own_folder() / f"{job}.token")
+    return shared_token(own_process_folder() / f"{job}.token")
 
 
 def _addresses(host: str) -> set[str]:

@@ -52,21 +52,24 @@ def identify_node(
             job, node, credentials, "127.0.0.1", free_port_pair(chance), "127.0.0.1", True, store, private
         )
     host, port = options.endpoint.host, options.endpoint.port
-    ip = endpoint.resolve(host, port)
+    local = options.local_addr
+    if local and not endpoint.is_local(local):
+        raise ValueError(f"--local-addr {local}: this machine has no such address; give one of its own")
+    ip = endpoint.common_address(host, port, local) if options.nodes > 1 else endpoint.resolve(host, port)
     job = _job_name(options.run_id if options.store else f"{options.run_id}-{port}")
     token = endpoint.token_of(environment, ip, job)
     credentials = credentials_of(token, job, tls=options.tls and not endpoint.is_loopback(ip))
-    address = options.local_addr or ("127.0.0.1" if endpoint.is_loopback(ip) else endpoint.own_address(ip, port))
+    address = local or ("127.0.0.1" if endpoint.is_loopback(ip) else endpoint.own_address(ip, port))
     hosts = options.endpoint.is_host
     if hosts is None:
         hosts = options.rendezvous.is_host if options.rendezvous.is_host is not None else endpoint.is_this_machine(host)
     store = open_store(options.store, bytes_per_s=options.saving.bytes_per_s) if options.store else None
     master_elsewhere = find_master(store, job) if store else None
-    if hosts and master_elsewhere and master_elsewhere.address != f"{ip}:{port}":
+    if hosts and master_elsewhere:
         newest_host, _, at = master_elsewhere.address.rpartition(":")
-        answer = probe_endpoint(newest_host, int(at), credentials, job)
-        if answer.answer in (Answer.MASTER, Answer.SILENT):  # A takeover moved the master there.
-            ip, port, hosts = newest_host, int(at), False
+        newest = newest_host.strip("[]"), int(at)
+        if newest != (ip, port) and probe_endpoint(*newest, credentials, job).answer in (Answer.MASTER, Answer.SILENT):
+            (ip, port), hosts = newest, False  # A takeover moved the master there.
     if hosts:
         ip = ip if endpoint.is_local(ip) else address  # A service's address leads here: listen on our own.
         hosts = is_endpoint_free(ip, port, credentials, job)

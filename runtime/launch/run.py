@@ -41,7 +41,7 @@ from everstep.runtime.launch.node_identity import NodeIdentity, identify_node, i
 from everstep.runtime.launch.probe import Answer, probe_endpoint
 from everstep.runtime.protocol.holdings import Holding, Refusal
 from everstep.runtime.protocol.messages import Evidence
-from everstep.runtime.system.own_folder import own_folder
+from everstep.runtime.system.own_folder import own_process_folder
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -60,7 +60,7 @@ _GRACEFUL = (Reason.SCALED.value, Reason.PREEMPTED.value)
 
 def launch(options: Launch, environment: Mapping[str, str]) -> int:
     """Run this node to its end; returns the exit code. Raises ValueError, StoreError with one line for bad input."""
-    chance, scratch = random.Random(), LocalState(own_folder())
+    chance, scratch = random.Random(), LocalState(own_process_folder())
     scratch.sweep()
     _make_log_folder(options.logs.folder)
     if options.virtual_local_rank:
@@ -152,8 +152,8 @@ class _Node:
             if watching.done():
                 watching.result()  # Raises what prevents the start.
             return await self._finish(await acting)
-        except ValueError:
-            if self._master is not None:
+        except Exception:
+            if self._master is not None and not self._agent.client.met:  # Nobody else would end it.
                 self._master.stop()
             raise
         finally:

@@ -130,7 +130,8 @@ async def run(
         raise ValueError("; ".join(wrong))
     _allow_connections(spec)
     with _rare_garbage_collection(_max_nodes(spec)), at.open() as bound_socket:
-        address = f"{at.host}:{bound_socket.getsockname()[1]}"
+        host = f"[{at.host}]" if ":" in at.host else at.host
+        address = f"{host}:{bound_socket.getsockname()[1]}"
         try:
             own_journal, state, survey = await _take_over(spec, store, address, None if stands_in else control.stop)
         except journal.Fenced as error:

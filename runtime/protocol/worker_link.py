@@ -234,6 +234,11 @@ class Link:
         rank, round_ = int(os.environ["RANK"]), int(os.environ["EVERSTEP_ROUND"])
         return cls(path, Hello(os.getpid(), rank, int(local_rank), round_))
 
+    @property
+    def local_rank(self) -> int:
+        """The worker's number on its node, from 0, also if LOCAL_RANK is virtual."""
+        return self._hello.local_rank
+
     def another(self) -> "Link":
         """Another connection of the same worker, for another thread. Raises LinkError, OSError."""
         return Link(self._path, self._hello)

@@ -132,9 +132,8 @@ class Launcher:
         kill_processes({self._mark()}.issubset)
         for process in self.started:
             process.wait(DEADLINE_S)
-        shared = self.tmp / f"everstep-{os.getuid()}"
-        if shared.is_dir():
-            LocalState(shared).sweep()  # As the next launch would: a killed node's memory.
+        for folder in self.tmp.glob(f"everstep-{os.getuid()}/*-*/"):
+            LocalState(folder).sweep()  # As the next launch would: a killed node's memory.
         shutil.rmtree(self.tmp, ignore_errors=True)
 
 

@@ -1,18 +1,27 @@
 """How nodes find each other: addresses, who hosts, the secret; and the one line where they cannot."""
 
 import os
+import random
 import socket
 import stat
 import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from everstep.runtime.agent.ports import free_port
+from everstep.runtime.journal.journal import claim
 from everstep.runtime.launch import endpoint, probe
+from everstep.runtime.launch.flags import Parser
+from everstep.runtime.launch.local_state import LocalState
+from everstep.runtime.launch.node_identity import NodeIdentity, identify_node
+from everstep.runtime.launch.options import read_launch
 from everstep.runtime.launch.probe import Answer, probe_endpoint
 from everstep.runtime.net.tls import Credentials
+from everstep.runtime.store import open_store
 from everstep.runtime.system.own_folder import own_folder
 from tests.launch.launchers import EVERSTEP, Launcher, until
 
@@ -46,7 +55,7 @@ def test_nodes_of_one_machine_share_a_token_that_no_other_user_can_read(
     assert token == endpoint.token_of({}, "127.0.0.1", "j") != endpoint.token_of({}, "127.0.0.1", "k")
     (folder,) = tmp_path.iterdir()
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert [stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*.token")] == [0o600] * 2
 
 
 def test_a_folder_that_others_can_open_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +69,72 @@ def test_several_machines_without_a_token_are_refused_and_told_how_to_set_one() 
     with pytest.raises(ValueError, match="EVERSTEP_JOB_TOKEN is not set") as raised:
         endpoint.token_of({}, "192.0.2.1", "j")
     assert "set the same on all of them" in str(raised.value)
+
+
+@pytest.fixture
+def debian(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine is node-0, and has it in /etc/hosts as Debian writes it."""
+    real_getaddrinfo = socket.getaddrinfo
+
+    def resolve(name: str, *more: Any, **how: Any) -> Any:
+        return real_getaddrinfo("127.0.1.1" if name == "node-0" else name, *more, **how)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+
+
+def identify(folder: Path, *flags: str) -> NodeIdentity:
+    """The identity of a node that is started with these flags."""
+    (folder / "train.py").write_text("")
+    options = read_launch(Parser({}).parse_args([*flags, str(folder / "train.py")]), {})
+    return identify_node(options, {"EVERSTEP_JOB_TOKEN": "the nodes'"}, LocalState(folder), random.Random())
+
+
+@pytest.mark.parametrize(
+    ("flags", "address"), [([], "127.0.0.9"), (["--local-addr=127.0.0.8"], "127.0.0.8")], ids=["route", "flag"]
+)
+@pytest.mark.usefixtures("debian")
+def test_a_machine_whose_own_name_is_a_loopback_address_hosts_the_master_where_others_reach_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], address: str
+) -> None:
+    monkeypatch.setattr(endpoint, "own_address", lambda towards, port: "127.0.0.9")
+    monkeypatch.setattr(endpoint, "is_loopback", lambda address: address == "127.0.1.1")
+    place = identify(tmp_path, "--nnodes=1:2", f"--rdzv-endpoint=node-0:{free_port(random.Random())}", *flags)
+    assert (place.host, place.address, place.hosts_master) == (address, address, True)
+    assert place.credentials.tls
+
+
+@pytest.mark.usefixtures("debian")
+def test_a_machine_that_no_other_reaches_by_its_own_name_or_by_a_route_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def own_address(towards: str, port: int) -> str:
+        raise ValueError(f"{towards}: no route from this machine")
+
+    monkeypatch.setattr(endpoint, "own_address", own_address)
+    with pytest.raises(ValueError, match=r"^node-0: on this machine it is 127\.0\.1\.1, .*; give --local-addr "):
+        identify(tmp_path, "--nnodes=1:2", "--rdzv-endpoint=node-0:1")
+
+
+@pytest.mark.parametrize(("nodes", "host"), [("1:2", "localhost"), ("1:2", "127.0.1.1"), ("1", "node-0")])
+@pytest.mark.usefixtures("debian")
+def test_who_asks_for_loopback_or_for_one_node_gets_loopback(tmp_path: Path, nodes: str, host: str) -> None:
+    flags = ("--rdzv-backend=c10d", f"--rdzv-endpoint={host}:{free_port(random.Random())}")
+    place = identify(tmp_path, f"--nnodes={nodes}", *flags)
+    assert endpoint.is_loopback(place.host)
+    assert not place.credentials.tls
+
+
+def test_a_node_finds_the_master_that_has_moved_to_an_ipv6_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_TIMEOUT_S", 0.5)  # It accepts and does not answer, as a busy master.
+    store = str(tmp_path / "store")
+    flags = ("--nnodes=1:2", f"--rdzv-endpoint=127.0.0.1:{free_port(random.Random())}", "--rdzv-id=mine")
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
+        port = listener.getsockname()[1]
+        claim(open_store(store), "mine", f"[::1]:{port}", 0.0)
+        place = identify(tmp_path, *flags, f"--store={store}")
+    assert (place.host, place.port, place.hosts_master) == ("::1", port, False)
 
 
 def test_a_free_port_is_nobodys_and_a_strange_listener_is_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,8 +169,13 @@ def test_a_free_port_is_nobodys_and_a_strange_listener_is_something_else(monkeyp
         (["--rdzv-backend=etcd", "train.py"], {}, "etcd is not supported"),
         (["--standalone", "--store=http://x", "train.py"], {}, "give a directory or s3://bucket/prefix"),
         (["--standalone", "train.py"], {"PET_STANDALONE": "x"}, "PET_STANDALONE=x"),
+        (
+            ["--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:1", "--local-addr=192.0.2.1", "train.py"],
+            {},
+            "--local-addr 192.0.2.1: this machine has no such address",
+        ),
     ],
-    ids=["script", "master", "token", "etcd", "store", "environment"],
+    ids=["script", "master", "token", "etcd", "store", "environment", "own address"],
 )
 def test_bad_input_is_one_line_and_exit_code_2_with_nothing_left(
     launcher: Launcher, flags: list[str], more: dict[str, str], words: str
@@ -107,6 +187,7 @@ def test_bad_input_is_one_line_and_exit_code_2_with_nothing_left(
     assert outcome.err.startswith("everstep launch: ")
     assert len(outcome.err.splitlines()) == 1
     assert [path for path in launcher.tmp.rglob("*") if path.is_file() and path.suffix != ".token"] == []
+    assert launcher.processes() == [], "no master is left"
 
 
 HTTP = b"HTTP/1.1 200 OK\r\nServer: theirs\r\nContent-Length: 2\r\n\r\nhi"

@@ -106,6 +106,19 @@ def test_a_killed_master_is_replaced_and_the_workers_never_stop(nodes: Nodes) ->
     nodes.wait_until_gone()
 
 
+def test_a_master_at_an_ipv6_address_is_where_the_journal_says(nodes: Nodes) -> None:
+    nodes.host = "[::1]"
+    shared = ("--store", "store", "--rdzv-id=mine")
+    nodes.start("a", *shared)
+    until(nodes.masters, nodes.stderr_text)
+    nodes.start("b", *shared)
+    nodes.trains(world=2)
+    kill(nodes.master())
+    until(lambda: "another one takes over" in nodes.stderr_text(), nodes.stderr_text)
+    assert [outcome.code for outcome in nodes.finish("a", "b")] == [0, 0], nodes.stderr_text()
+    nodes.wait_until_gone()
+
+
 @pytest.mark.parametrize("who", ["the host", "the other"])
 def test_sigterm_lets_a_node_leave_and_the_others_go_on(nodes: Nodes, who: str) -> None:
     host = nodes.start("a")

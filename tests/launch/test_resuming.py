@@ -123,3 +123,21 @@ def test_a_launch_whose_store_does_not_answer_ends_all_the_same(launcher: Launch
     # A signal that comes when nobody listens any more ends it, too.
     assert launcher.named["a"].returncode in (128 + signal.SIGTERM, -signal.SIGTERM)
     until(lambda: not launcher.processes(), lambda: str(launcher.processes()))
+
+
+def test_with_virtual_local_ranks_one_worker_stages_the_state_that_all_have(launcher: Launcher) -> None:
+    (launcher.folder / "train.py").write_text("""
+import sys, torch, everstep
+
+job = everstep.init()
+state = {"model": torch.nn.Linear(2, 2)}
+checkpointer = everstep.Checkpointer(state)
+checkpointer.load(state)
+sys.stdout.write(f"{job.rank} {job.local_rank} {checkpointer.segment.capacity > 0}\\n")
+checkpointer.save(1, state)
+checkpointer.finish(state)
+""")
+    flags = ("--standalone", "--nproc-per-node=2", "--virtual-local-rank", "train.py")
+    outcome = launcher.wait_for_end(launcher.start(EVERSTEP, *flags, CUDA_VISIBLE_DEVICES="-1,-1"))
+    assert outcome.code == 0, outcome.err
+    assert outcome.lines() == ["0 0 True", "1 0 False"], outcome.err

@@ -1,6 +1,7 @@
 """What launches keep on their machine, and when it goes."""
 
 import os
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from everstep.runtime.launch.local_state import LocalState, remove_store
 from everstep.runtime.net.token import shared_token
 from everstep.runtime.platform import debris
 from everstep.runtime.platform.registry import Registration, Registry
+from everstep.runtime.system import own_folder, processes
 from tests.launch.launchers import DEADLINE_S
 
 
@@ -28,6 +30,23 @@ def test_a_secret_goes_when_no_node_of_its_job_is_left(tmp_path: Path) -> None:
     scratch.unregister(entry)
     scratch.sweep()
     assert [path.stem for path in tmp_path.glob("*.token")] == ["begins"]
+
+
+@pytest.mark.parametrize("elsewhere", ["_BOOT_ID", "_PID_NAMESPACE"])
+def test_another_machine_or_container_that_shares_the_temporary_folder_leaves_what_runs_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: str
+) -> None:
+    (tmp_path / "other").write_text("other")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    here = own_folder.own_process_folder()
+    store, entry = LocalState(here).make_store_folder(), LocalState(here).register("job", "worker-0", "worker")
+    with monkeypatch.context() as there:
+        there.setattr(own_folder, elsewhere, tmp_path / "other")
+        there.setattr(processes, "start_time", lambda pid: None)  # There, the pid is another process's or nobody's.
+        there.setattr("everstep.runtime.platform.registry.start_time", lambda pid: None)
+        LocalState(own_folder.own_process_folder()).sweep()
+    assert store.is_dir()
+    assert Registry(here / "nodes" / "job").get("worker-0") == entry
 
 
 def test_nodes_begin_and_end_while_others_sweep(tmp_path: Path) -> None:

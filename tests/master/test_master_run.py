@@ -516,6 +516,29 @@ def test_an_address_that_is_taken_is_refused_in_one_line(tmp_path: Path) -> None
     assert find_master(DirectoryStore(tmp_path), "j") is None, "nothing was claimed"
 
 
+def test_a_master_at_an_ipv6_address_announces_one_that_nodes_can_connect_to(tmp_path: Path) -> None:
+    async def story() -> None:
+        store, platform, control = DirectoryStore(tmp_path), DictPlatform(), Control(asyncio.Event())
+        master = asyncio.create_task(
+            run(SPEC, store, platform, Credentials(TOKEN), AgentCommand(), control, ListenAddress("::1"))
+        )
+        try:
+            async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as session:
+                names = [await platform.came.get() for _ in range(2)]
+                announced = find_master(store, "j")
+                assert announced is not None
+                assert announced.address.startswith("[::1]:")
+                url = platform.requests[names[0]].environment["EVERSTEP_MASTER"]
+                assert url == f"http://{announced.address}"
+                seats = [Agent(session, announced.address, name).join() for name in names]
+                assert [seat.round for seat in await asyncio.gather(*seats)] == [1, 1]
+        finally:
+            master.cancel()
+            await asyncio.gather(master, return_exceptions=True)
+
+    asyncio.run(story())
+
+
 def test_more_nodes_than_this_process_may_have_files_are_refused_with_the_arithmetic(tmp_path: Path) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
