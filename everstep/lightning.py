@@ -18,7 +18,7 @@ from typing import Any
 
 from everstep.checkpoints import Checkpointer, Checkpoints
 from everstep.dataset_batches import ElasticSampler
-from everstep.random_state import RandomState
+from everstep.random_state import gather_random_states, set_random_state
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.checkpoint.shard.reshard import assemble_state
 
@@ -50,7 +50,6 @@ class EverstepCallback(pl.Callback):
         self._checkpoints = Checkpoints(directory)
         self._checkpoints.session.loop = None
         self._checkpointer: Checkpointer | None = None
-        self._random = RandomState()
         self._saved: dict[str, Any] = {}
         """The state that is restored; empty: none, or it is restored."""
         self._step = 0
@@ -95,7 +94,7 @@ class EverstepCallback(pl.Callback):
         """The random state is set last: what comes before draws numbers, too."""
         self._step = trainer.global_step
         if self._saved:
-            self._random.load_state_dict(self._saved["random"])
+            set_random_state(self._saved["random"])
             if self._saved["epoch_done"]:
                 iter(trainer.fit_loop._data_fetcher)  # The next epoch's iterator draws a number, after that state.
             self._saved = {}
@@ -118,13 +117,15 @@ class EverstepCallback(pl.Callback):
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Wait until the last state is in the store."""
-        if self._step and self._checkpointer is not None:
-            self._checkpointer.finish(self._save(trainer))
+        if self._step:
+            state = self._save(trainer)
+            assert self._checkpointer is not None
+            self._checkpointer.finish(state)
 
     def _save(self, trainer: Any) -> dict[str, Any]:
         state = {
             "lightning": trainer._checkpoint_connector.dump_checkpoint(weights_only=False),
-            "random": self._random,
+            "random": gather_random_states(),
             "sampler": self._sampler.state_dict() if self._sampler is not None else None,
             "epoch_done": bool(trainer.is_last_batch),
         }

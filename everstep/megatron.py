@@ -34,7 +34,7 @@ from megatron.core.dist_checkpointing.state_dict_utils import load_preprocess, s
 from megatron.core.dist_checkpointing.utils import extract_sharded_base
 
 from everstep.flash_checkpoint import FlashCheckpoints, StorageType
-from everstep.random_state import RandomState
+from everstep.random_state import random_state, set_random_state
 from everstep.runtime.checkpoint.errors import RestoreError, StateError
 from everstep.runtime.checkpoint.shard.reshard import Shard, WantedTensor, gather, read_value
 from everstep.runtime.checkpoint.state.parts import Box, TensorPart, cover
@@ -115,7 +115,7 @@ def load_checkpoint(
     if opt_param_scheduler is not None:
         opt_param_scheduler.load_state_dict(loaded_state["scheduler"])
     if loaded_state["random"] is not None:
-        RandomState().load_state_dict(loaded_state["random"])
+        set_random_state([loaded_state["random"]])
     return int(loaded_state["progress"]["iteration"]), loaded_state["progress"]["operations"]
 
 
@@ -160,7 +160,7 @@ def _sharded_state(model: Any, optimizer: Any, loading: bool) -> dict[str, Any]:
     tensor = parallel_state.get_tensor_model_parallel_rank(), parallel_state.get_tensor_model_parallel_world_size()
     place, sizes = zip(pipeline, tensor, strict=True)
     replica = parallel_state.get_data_parallel_rank(with_context_parallel=True)
-    random = None if loading else RandomState().state_dict()
+    random = None if loading else random_state()
     return {**state, "random": ShardedObject("random", random, sizes, place, replica)}
 
 

@@ -1,43 +1,54 @@
-"""The random state of Python, numpy and torch, as a part of a checkpointed state."""
+"""The random states of Python, numpy and torch, as text: so a checkpoint has the same tensors at any number of ranks."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
+import torch.distributed as dist
+
+from everstep.runtime.checkpoint.worker.agreement import world_size
 
 
-class RandomState:
-    """Has `state_dict` and `load_state_dict`, which also sets the state."""
+class _Generators(msgspec.Struct, frozen=True):
+    """Each as its package gives it, with arrays as bytes."""
 
-    def __init__(self) -> None:
-        self._saved: dict[str, Any] = {}
+    python: tuple[int, tuple[int, ...], float | None]
+    numpy: tuple[str, bytes, int, int, float]
+    torch: bytes
+    cuda: bytes = b""
+    """Of the current device; empty: there is none."""
 
-    def state_dict(self) -> dict[str, Any]:
-        version, numbers, gauss = random.getstate()
-        numpy = np.random.get_state(legacy=False)
-        keys = torch.from_numpy(numpy["state"]["key"].astype(np.int64))
-        state = {
-            "python": [version, list(numbers), gauss],
-            "numpy": {**numpy, "state": {"key": keys, "pos": int(numpy["state"]["pos"])}},
-            "torch": torch.get_rng_state(),
-        }
-        if torch.cuda.is_available():
-            state["cuda"] = torch.cuda.get_rng_state()
-        return state
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._saved = state_dict
-        self.put_back()
+def random_state() -> str:
+    """That of this process."""
+    python: Any = random.getstate()
+    numpy: Any = np.random.get_state()
+    name, keys, *others = numpy
+    cuda = torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_available() else b""
+    generators = _Generators(python, (name, keys.tobytes(), *others), torch.get_rng_state().numpy().tobytes(), cuda)
+    return msgspec.json.encode(generators).decode()
 
-    def put_back(self) -> None:
-        """Set the random state to what it was when the restored state was saved."""
-        states = self._saved
-        version, numbers, gauss = states["python"]
-        random.setstate((version, tuple(numbers), gauss))
-        numpy = states["numpy"]
-        keys = numpy["state"]["key"].numpy().astype(np.uint32)
-        np.random.set_state({**numpy, "state": {"key": keys, "pos": numpy["state"]["pos"]}})
-        torch.set_rng_state(states["torch"])
-        if "cuda" in states:
-            torch.cuda.set_rng_state(states["cuda"])
+
+def gather_random_states() -> list[str]:
+    """That of each rank, by rank. With torch.distributed every rank must call it."""
+    states = [random_state()] * world_size()
+    if len(states) > 1:
+        dist.all_gather_object(states, states[0])
+    return states
+
+
+def set_random_state(states: Sequence[str]) -> None:
+    """Set this process's to that of its rank among `states`; if these are fewer, to that of its rank modulo their
+    number."""
+    rank = dist.get_rank() if world_size() > 1 else 0
+    generators = msgspec.json.decode(states[rank % len(states)], type=_Generators)
+    random.setstate(generators.python)
+    name, keys, *others = generators.numpy
+    numpy: Any = (name, np.frombuffer(keys, np.uint32), *others)
+    np.random.set_state(numpy)
+    torch.set_rng_state(torch.frombuffer(bytearray(generators.torch), dtype=torch.uint8))
+    if generators.cuda:
+        torch.cuda.set_rng_state(torch.frombuffer(bytearray(generators.cuda), dtype=torch.uint8))

@@ -9,7 +9,7 @@ import transformers.trainer
 from transformers.trainer import Trainer
 
 from everstep.deepspeed import engine_state, load_engine
-from everstep.random_state import RandomState
+from everstep.random_state import random_state
 from everstep.runtime.checkpoint.errors import RestoreError
 from everstep.runtime.checkpoint.shard.reshard import Shard, read_value
 from everstep.runtime.checkpoint.worker.checkpointer import RankState
@@ -29,7 +29,7 @@ class TrainerEngine:
     def prepare(self, folder: Path) -> None:
         """Leave the schedule in the folder from which the Trainer will resume; the engine's own state will come from
         the shards. Raises RestoreError."""
-        torch.save(self._read_state("schedule"), folder / _SCHEDULE)
+        torch.save(_read_state(self._shards[0], "schedule"), folder / _SCHEDULE)
         load_from_files = _trainer_module.deepspeed_load_checkpoint
 
         def load(engine: Any, checkpoint_path: str, load_module_strict: bool = True) -> None:
@@ -39,7 +39,7 @@ class TrainerEngine:
         # The Trainer makes its engine in `train`, and loads it at once: there is no other place between the two.
         _trainer_module.deepspeed_load_checkpoint = load
 
-    def state(self, trainer_state: dict[str, Any], random: RandomState) -> RankState:
+    def state(self, trainer_state: dict[str, Any]) -> RankState:
         """The state of this rank now."""
         trainer = self._trainer
         schedule: Any = trainer.lr_scheduler
@@ -47,25 +47,19 @@ class TrainerEngine:
             engine=engine_state(trainer.model_wrapped, f"global_step{trainer.state.global_step}", {}),
             schedule=schedule.state_dict(),
             trainer=trainer_state,
-            random={_own_rank(): random.state_dict()},
+            random={f"rank{os.environ.get('RANK', '0')}": random_state()},
         )
 
-    def restore_random(self, random: RandomState) -> int:
-        """Set this rank's random state; with another number of ranks it stays as it is seeded. Returns the restored
-        iteration."""
-        if len(self._shards) == self._trainer.args.world_size:
-            random.load_state_dict(self._read_state("random", self._trainer.args.process_index)[_own_rank()])
+    def release_shards(self) -> tuple[int, list[str]]:
+        """When all else is loaded: the restored iteration, and the random states of its ranks. Raises RestoreError."""
+        states = [state for shard in self._shards for state in _read_state(shard, "random").values()]
         iteration = int(self._shards[0].saved["iteration"])
         self._shards = []
-        return iteration
-
-    def _read_state(self, key: str, rank: int = 0) -> Any:
-        shard = self._shards[rank]
-        try:
-            return read_value(shard, shard.saved["state"][key])
-        except KeyError:
-            raise RestoreError("the checkpoint is not of a Trainer with DeepSpeed") from None
+        return iteration, states
 
 
-def _own_rank() -> str:
-    return f"rank{os.environ.get('RANK', '0')}"
+def _read_state(shard: Shard, key: str) -> Any:
+    try:
+        return read_value(shard, shard.saved["state"][key])
+    except KeyError:
+        raise RestoreError("the checkpoint is not of a Trainer with DeepSpeed") from None

@@ -45,13 +45,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Fit a sine with Lightning.")
     parser.add_argument("--iterations", type=int, default=60)
     parser.add_argument("--global-batch", type=int, default=8)
+    parser.add_argument("--every", type=int, default=1, help="save after every so many steps")
     options = parser.parse_args()
 
     job = everstep.init()  # Before the Trainer, which then uses this process group.
     seed_everything(0, verbose=False)
     dataset = samples(128)
     sampler = everstep.ElasticSampler(dataset, global_batch=options.global_batch)
-    checkpoints = EverstepCallback(sampler)
+    checkpoints = EverstepCallback(sampler, every=options.every)
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     trainer = Trainer(
         accelerator=job.device.type, devices=local_ranks, num_nodes=job.world_size // local_ranks,

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import everstep.session
 from everstep.flash_checkpoint import DdpCheckpointer, StorageType
-from everstep.runtime.checkpoint.errors import RestoreError
+from everstep.runtime.checkpoint.errors import RestoreError, StateError
 from everstep.runtime.checkpoint.stored.verify import find_problems, list_checkpoints
 from everstep.runtime.store import DirectoryStore
 from tests.forks import Forks
@@ -208,3 +209,77 @@ def test_a_trainer_that_is_killed_goes_on_bit_for_bit(node: Any, tmp_path: Path,
     assert undisturbed["steps"] == 10
     assert same(resumed, undisturbed)
     assert node.persisted[-1].iteration == 10
+
+
+class Adapted(torch.nn.Linear):
+    """What a Trainer may take for a model of PEFT; its adapter is in no file."""
+
+    active_adapters = ("default",)
+
+    def load_adapter(self, *_: object, **__: object) -> None:
+        raise FileNotFoundError("adapter_model.safetensors")
+
+
+def train_one_step(model: torch.nn.Module, scaler: Any = None) -> dict[str, torch.Tensor]:
+    """What a Trainer does with its callback, and with the folder that it resumes from. Returns the weights that it
+    began with."""
+    from transformers.trainer import Trainer
+    from transformers.trainer_callback import TrainerControl, TrainerState
+
+    from everstep.huggingface import EverstepCallback
+
+    optimizer = torch.optim.SGD(model.parameters())
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    settings: Any = SimpleNamespace(fsdp=False, fsdp_config=None)
+    callback, state, control = EverstepCallback(), TrainerState(), TrainerControl()
+    callback.on_init_end(settings, state, control, model=model)
+    if folder := callback.resume():
+        trainer: Any = SimpleNamespace(is_fsdp_enabled=False, model=model, _issue_warnings_after_load=lambda _: None)
+        Trainer._load_from_checkpoint(trainer, folder)
+        state = TrainerState.load_from_json(f"{folder}/trainer_state.json")
+    wrapped = SimpleNamespace(optimizer=optimizer, scaler=scaler)
+    callback.on_train_begin(settings, state, control, model=model, optimizer=wrapped, lr_scheduler=schedule)
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    state.global_step += 1
+    callback.on_train_end(settings, state, control)
+    return weights
+
+
+def test_the_scale_of_fp16s_losses_goes_on(worker: Any, tmp_path: Path) -> None:
+    worker(EVERSTEP_STORE=str(tmp_path / "store"), EVERSTEP_JOB="j", RANK="0")
+    scaler, later = torch.amp.GradScaler("cpu", init_scale=8.0), torch.amp.GradScaler("cpu")
+    train_one_step(torch.nn.Linear(2, 2), scaler)
+    worker()
+    train_one_step(torch.nn.Linear(2, 2), later)
+    assert later.state_dict() == scaler.state_dict()
+
+
+@pytest.fixture
+def peft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Trainer and the callback take models for those of PEFT, which is not installed."""
+    from transformers import trainer
+
+    from everstep import huggingface
+
+    for module in (trainer, huggingface):
+        monkeypatch.setattr(module, "_is_peft_model", lambda model: isinstance(model, Adapted))
+
+
+@pytest.mark.usefixtures("peft")
+def test_a_trainer_that_resumes_an_adapter_has_it_from_the_checkpoint(worker: Any, tmp_path: Path, same: Any) -> None:
+    worker(EVERSTEP_STORE=str(tmp_path / "store"), EVERSTEP_JOB="j", RANK="0")
+    began_with = train_one_step(Adapted(2, 2))
+    worker()
+    assert same(train_one_step(Adapted(2, 2)), began_with)
+
+
+@pytest.mark.usefixtures("peft")
+def test_an_adapter_with_fsdp_is_refused_before_it_trains(worker: Any) -> None:
+    from transformers.trainer_callback import TrainerControl, TrainerState
+
+    from everstep.huggingface import EverstepCallback
+
+    worker()
+    settings: Any = SimpleNamespace(fsdp=True, fsdp_config={"version": 2})
+    with pytest.raises(StateError, match="^fsdp with a model of PEFT: .* leave fsdp out$"):
+        EverstepCallback().on_init_end(settings, TrainerState(), TrainerControl(), model=Adapted(2, 2))

@@ -33,6 +33,19 @@ def test_a_trainer_of_hugging_face_with_deepspeed_goes_on_bit_for_bit(trained: S
     assert killed.last_words().count("done after 20 steps with DeepSpeedEngine") == 2
 
 
+def test_a_trainer_goes_on_at_another_number_of_ranks_within_an_epoch(python: Path, tmp_path: Path) -> None:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}
+    store = {"EVERSTEP_STORE": str(tmp_path / "store"), "EVERSTEP_JOB": "job"}
+    variables = {**inherited, **VARIABLES, **store, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    for ranks, steps, new_steps in (2, 3, 3), (1, 5, 2):  # Of 8 and 16 in an epoch.
+        launcher = [str(python), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        command = [*launcher, str(TRAINER), "--iterations", str(steps)]
+        ended = subprocess.run(command, env=variables, timeout=500, check=False, capture_output=True, text=True)
+        assert ended.returncode == 0, (ended.stdout + ended.stderr)[-5000:]
+        assert ended.stdout.count(f"done after {steps} steps with DeepSpeedEngine") == ranks
+        assert ended.stdout.count("'loss'") == new_steps
+
+
 @pytest.mark.parametrize("stage", ["1", "2", "3"])
 def test_an_engine_goes_on_at_another_number_of_ranks(python: Path, tmp_path: Path, stage: str) -> None:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("EVERSTEP_")}

@@ -26,6 +26,11 @@ def test_a_trainer_goes_on_bit_for_bit_with_dropout(trained: Start, python: Path
     assert {line.partition("] ")[2] for line in ends} == {"done after 20 steps in epoch 2"}
 
 
+def test_the_last_state_is_kept_though_a_later_round_saved_no_other(trained: Start, python: Path) -> None:
+    _, killed = train_twice(trained, "with_lightning.py", "--every 8", killed_at=16, python=python)
+    assert killed.checkpoint().name.endswith("-000000020")
+
+
 def test_a_loop_of_fabric_goes_on_bit_for_bit(trained: Start, python: Path) -> None:
     train_twice(trained, "with_fabric.py", python=python)
 

@@ -1,4 +1,4 @@
-"""TRL as released: a Trainer of two models, with the callback of Hugging Face's Trainer."""
+"""TRL as released: a Trainer of two models, or of one and its adapter, with the callback of Hugging Face's Trainer."""
 
 from pathlib import Path
 
@@ -12,10 +12,11 @@ SCRIPT = Path(__file__).with_name("trl_script.py")
 
 @pytest.fixture(scope="session")
 def python() -> Path:
-    """One that has TRL and datasets."""
-    return environment("trl", "trl>=0.20", "datasets>=3")
+    """One that has TRL, datasets and PEFT."""
+    return environment("trl", "trl>=0.20", "datasets>=3", "peft>=0.17")
 
 
-def test_a_trainer_of_two_models_goes_on_bit_for_bit(trained: Start, python: Path) -> None:
-    _, killed = train_twice(trained, str(SCRIPT), python=python)
+@pytest.mark.parametrize("flags", ["", "--lora"], ids=["two models", "an adapter of PEFT"])
+def test_a_trainer_goes_on_bit_for_bit(trained: Start, python: Path, flags: str) -> None:
+    _, killed = train_twice(trained, str(SCRIPT), flags, python=python)
     assert "done after 20 steps" in killed.last_words()

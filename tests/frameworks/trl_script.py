@@ -1,4 +1,4 @@
-"""TRL's DPOTrainer, which has two models, with Everstep's callback: an untrained model learns a preference."""
+"""TRL's DPOTrainer with Everstep's callback: an untrained model learns a preference, or an adapter of it does."""
 
 import argparse
 import tempfile
@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
+from peft import LoraConfig  # pyright: ignore[reportMissingImports]
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer  # pyright: ignore[reportMissingImports]
@@ -38,6 +39,7 @@ def main() -> None:
     """Prefer the higher number."""
     parser = argparse.ArgumentParser(description="Train with DPO.")
     parser.add_argument("--iterations", type=int, default=20)
+    parser.add_argument("--lora", action="store_true", help="train an adapter; the model without it is the reference")
     options = parser.parse_args()
     tokenizer = build_tokenizer()
     pairs = [{"prompt": f"{n} or {n + 1}? ", "chosen": str(n + 1), "rejected": str(n)} for n in range(64)]
@@ -48,8 +50,10 @@ def main() -> None:
         )  # fmt: skip
         checkpoints = EverstepCallback()
         trainer = DPOTrainer(
-            model=build_model(len(tokenizer)), ref_model=build_model(len(tokenizer)), args=arguments,
+            model=build_model(len(tokenizer)), args=arguments,
             train_dataset=Dataset.from_list(pairs), processing_class=tokenizer, callbacks=[checkpoints],
+            ref_model=None if options.lora else build_model(len(tokenizer)),
+            peft_config=LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]) if options.lora else None,
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=checkpoints.resume())
     print(f"done after {trainer.state.global_step} steps")

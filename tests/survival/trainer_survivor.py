@@ -17,13 +17,13 @@ from everstep.huggingface import EverstepCallback
 
 
 class Tokens(Dataset):  # pyright: ignore[reportMissingTypeArgument]
-    """Samples of 12 tokens."""
+    """Samples of 6 to 12 tokens: for dropout, the ranks draw other counts of random numbers."""
 
     def __len__(self) -> int:
         return 240
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens = torch.arange(index, index + 12) % 31
+        tokens = torch.arange(index, index + 6 + index % 7) % 31
         return {"input_ids": tokens, "labels": tokens}
 
 
@@ -49,7 +49,7 @@ def main(job: everstep.Context) -> None:
     settings: dict[str, Any] = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True}
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
-            folder, per_device_train_batch_size=2, max_steps=options.iterations, logging_steps=1, **settings
+            folder, per_device_train_batch_size=1, max_steps=options.iterations, logging_steps=1, **settings
         )
         checkpoints = EverstepCallback()
         trainer = Trainer(job.keep(build), arguments, train_dataset=Tokens(), callbacks=[checkpoints])
