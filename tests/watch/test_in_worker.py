@@ -8,14 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from everstep.runtime.protocol.worker_link import LOCAL_RANK_VARIABLE
 from everstep.runtime.watch import in_worker
 from everstep.runtime.watch.board import RECENT, VARIABLE, BoardWriter, read_board
 from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.find_workers import local_workers
+from everstep.runtime.watch.kernel_profile import KernelProfile
 from tests.forks import Forks
 
 TRAINS = """
-import copy, os, sys, threading, time
+import copy, os, signal, sys, threading, time
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -23,9 +25,10 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from everstep.runtime.checkpoint.state.stateful import prepare_optimizer
 from everstep.runtime.watch import in_worker
-from everstep.runtime.watch.board import read_board
+from everstep.runtime.watch.board import STACK_SIGNAL, read_board, stack_file
 from pathlib import Path
 
+stacks = stack_file(Path(os.environ["EVERSTEP_BOARD"]))
 shown = lambda: read_board(Path(os.environ["EVERSTEP_BOARD"]))
 
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
@@ -123,6 +126,18 @@ for prepare in (lambda new: None, lambda new: prepare_optimizer(new, "optimizer"
     model(torch.ones(2, 4)).sum().backward()
     adam.step()
     assert (shown().iteration, shown().earlier, shown().number) == (1, 6, 7), shown()
+dist.destroy_process_group()
+stacks.unlink()  # As the agent does before each round.
+in_worker.begin_round(os.environ)
+signal.raise_signal(STACK_SIGNAL)
+assert "most recent call first" in stacks.read_text(), "it writes its stacks in each round"
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "-again", rank=0, world_size=1)
+for _ in range(3):
+    dist.all_reduce(torch.ones(2))
+deadline = time.monotonic() + 60
+while not shown().entered == shown().completed == 3 and time.monotonic() < deadline:
+    time.sleep(0.05)
+assert shown().entered == shown().completed == 3, f"collectives of an earlier round do not count: {shown()}"
 """
 
 
@@ -136,6 +151,42 @@ def test_iterations_phases_and_collectives_are_seen_from_outside(forks: Forks, t
     board = read_board(tmp_path / "board-0")
     assert board is not None
     assert (board.rank, board.world_size, board.round, board.job) == (1, 2, 5, "demo")
+
+
+class Optimizer:
+    """One that keeps no state."""
+
+    state: dict[str, object] = {}
+
+
+def test_when_the_first_optimizer_is_gone_the_next_one_that_steps_counts(tmp_path: Path) -> None:
+    path = tmp_path / "board-0"
+    watch = in_worker._Watch(BoardWriter(str(path), Board(7, 0, 1, 0, 1)), KernelProfile(path))
+
+    def iteration_after(*optimizers: Optimizer) -> int:
+        for optimizer in optimizers:
+            watch._after_step(optimizer)
+        board = read_board(path)
+        assert board is not None
+        return board.iteration
+
+    first, second, third = Optimizer(), Optimizer(), Optimizer()
+    assert iteration_after(first, second, first, second) == 2
+    watch.restored = 40  # Would be taken for what earlier processes made if the count began again.
+    del first
+    assert iteration_after(third, second, third, second) == 4
+    board = read_board(path)
+    assert board is not None
+    assert board.earlier == 0
+
+
+def test_a_board_has_the_local_rank_on_the_node_also_where_each_worker_is_told_0(tmp_path: Path) -> None:
+    place = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "EVERSTEP_ROUND": "3", VARIABLE: str(tmp_path / "board")}
+    for environment, local_rank in ((place, 0), ({**place, LOCAL_RANK_VARIABLE: "1"}, 1)):
+        assert in_worker.make_board(environment) is not None
+        board = read_board(tmp_path / "board")
+        assert board is not None
+        assert (board.rank, board.local_rank) == (5, local_rank)
 
 
 def test_a_board_reads_back_what_was_written(tmp_path: Path) -> None:
