@@ -181,10 +181,11 @@ def test_when_the_first_optimizer_is_gone_the_next_one_that_steps_counts(tmp_pat
 
 
 def test_a_board_has_the_local_rank_on_the_node_also_where_each_worker_is_told_0(tmp_path: Path) -> None:
-    place = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "EVERSTEP_ROUND": "3", VARIABLE: str(tmp_path / "board")}
-    for environment, local_rank in ((place, 0), ({**place, LOCAL_RANK_VARIABLE: "1"}, 1)):
+    path = tmp_path / "board-1"
+    seat = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "EVERSTEP_ROUND": "3", VARIABLE: str(path)}
+    for environment, local_rank in ((seat, 0), ({**seat, LOCAL_RANK_VARIABLE: "1"}, 1)):
         assert in_worker.make_board(environment) is not None
-        board = read_board(tmp_path / "board")
+        board = read_board(path)
         assert board is not None
         assert (board.rank, board.local_rank) == (5, local_rank)
 
