@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import chain, islice, pairwise
 
 import msgspec
 
@@ -129,7 +130,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     cause: Cause
     ranks: tuple[int, ...]
-    """Empty: nobody in particular."""
+    """Empty: nobody in particular. Of those that are not known, the first 64."""
     sentence: str
 
 
@@ -139,7 +140,7 @@ _BUSY = 0.2
 """Cores from which on a rank computes rather than waits."""
 _OFTEN = 0.3
 """Share of the time from which on a wait for disk or CPU is what keeps a rank."""
-_MOST_LINKS = 3
+_MOST_LINKS, _MOST_GAPS, _MOST_UNSEEN = 3, 32, 64
 _THRASHES_HZ = 50.0
 """Pages read back from disk in a second from which on a rank's memory is what keeps it."""
 
@@ -267,9 +268,10 @@ def _find_unseen(by_rank: Sequence[Standing]) -> Verdict | None:
     """Ranks for which the others may wait, and of which nothing is known: their machine does not answer, or was not
     asked."""
     world, first = max(standing.world_size for standing in by_rank), by_rank[0]
-    unseen = tuple(sorted(set(range(world)) - {standing.rank for standing in by_rank}))
+    seen_ranks = [-1, *(standing.rank for standing in by_rank if 0 <= standing.rank < world), world]
+    gaps = [range(before + 1, after) for before, after in pairwise(seen_ranks) if after > before + 1]
     stand = {(standing.entered, standing.waits, standing.phase == GROUP_PHASE) for standing in by_rank}
-    if not unseen or len(stand) > 1:
+    if not gaps or len(stand) > 1:
         return None
     if first.waits:
         what = f"{_operation(first)} #{first.entered}"
@@ -279,8 +281,12 @@ def _find_unseen(by_rank: Sequence[Standing]) -> Verdict | None:
         return None
     seen = "the only rank" if len(by_rank) == 1 else f"all {len(by_rank)} ranks"
     waits = "waits" if len(by_rank) == 1 else "wait"
-    who = f"rank {unseen[0]} of {world} was" if len(unseen) == 1 else f"ranks {fold_ranks(unseen)} of {world} were"
-    return Verdict(Cause.UNSEEN, unseen, f"{seen} that could be looked at {waits} in {what}; {who} not")
+    who = f"rank {gaps[0][0]} of {world} was"
+    if gaps[1:] or gaps[0][1:]:
+        named = ",".join(f"{gap[0]}-{gap[-1]}" if gap[1:] else str(gap[0]) for gap in gaps[:_MOST_GAPS])
+        who = f"ranks {named}{',...' if gaps[_MOST_GAPS:] else ''} of {world} were"
+    sentence = f"{seen} that could be looked at {waits} in {what}; {who} not"
+    return Verdict(Cause.UNSEEN, tuple(islice(chain.from_iterable(gaps), _MOST_UNSEEN)), sentence)
 
 
 def _find_stalled_network(by_rank: Sequence[Standing]) -> Verdict | None:

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -95,6 +96,16 @@ def test_if_all_that_are_known_wait_it_may_be_one_that_is_not_known(
 ) -> None:
     verdict = judge(seen)
     assert (verdict.cause, verdict.ranks, verdict.sentence) == (Cause.UNSEEN, ranks, sentence)
+
+
+def test_of_ever_so_many_that_are_not_known_the_first_are_named() -> None:
+    size = 10**15
+    verdict = judge([msgspec.structs.replace(waits(rank), world_size=size) for rank in range(0, 100, 2)])
+    assert (verdict.cause, verdict.ranks) == (Cause.UNSEEN, (*range(1, 99, 2), *range(99, 114)))
+    assert verdict.sentence.endswith(f"61,63,... of {size} were not")
+    assert judge([msgspec.structs.replace(waits(1), world_size=size)]).sentence.endswith(
+        f"ranks 0,2-{size - 1} of {size} were not"
+    )
 
 
 def test_a_rank_that_is_known_to_be_missing_is_named_although_others_are_not_known() -> None:
