@@ -67,7 +67,7 @@ class Standing(msgspec.Struct, frozen=True):
     iteration: int = 0
     phase: str = ""
     entered: int = 0
-    """Collectives that it entered."""
+    """Collectives that it entered in this round, of all its groups."""
     completed: int = 0
     collective: str = ""
     """The one it waits in: `all_reduce [1024]`."""
@@ -92,6 +92,8 @@ class Standing(msgspec.Struct, frozen=True):
     """What of its sockets is not acknowledged by the other end, if anything."""
     data_worker: str = ""
     """It waits for a process of its data loader: what that one does, `process 7 is in load (data.py:3)`."""
+    in_transfer: bool = False
+    """It is in a call of torch.distributed that is no collective, such as recv: it waits for one rank."""
 
     @property
     def waits(self) -> bool:
@@ -191,7 +193,8 @@ def _find_absent(by_rank: Sequence[Standing]) -> Verdict | None:
 
 
 def _find_missing(by_rank: Sequence[Standing]) -> Verdict | None:
-    """Ranks that have entered fewer collectives than those that wait, and wait in none themselves."""
+    """Ranks that have entered fewer collectives than those that wait, and wait in none themselves: where there are
+    others, not those that wait for one of them, as in a pipeline."""
     waiting = [standing for standing in by_rank if standing.waits]
     if not waiting:
         return None
@@ -200,7 +203,7 @@ def _find_missing(by_rank: Sequence[Standing]) -> Verdict | None:
     silent = [standing for standing in by_rank if not _is_fresh(standing) and any(map(_is_fresh, by_rank))]
     if not missing and not silent:
         return None
-    culprits = silent or missing
+    culprits = silent or [standing for standing in missing if not standing.in_transfer] or missing
     slowest = min(standing.entered for standing in culprits)
     culprits = [standing for standing in culprits if standing.entered == slowest]
     first, name = culprits[0], _operation(next(standing for standing in waiting if standing.entered == newest))
