@@ -157,7 +157,7 @@ def test_of_many_processes_few_are_looked_at_at_once(monkeypatch: pytest.MonkeyP
     assert most == 16
 
 
-.mark.parametrize(
+@pytest.mark.parametrize(
     ("written_at", "threads", "remark"),
     [
         ((0.5, 0.7, 0.9), ["MainThread", "thread"], "written by the process itself"),

@@ -66,7 +66,7 @@ def test_the_culprit_is_named_with_what_it_does(culprit: Standing, cause: Cause,
     assert (verdict.cause, verdict.ranks, verdict.sentence) == (cause, (3,), sentence)
 
 
-.mark.parametrize("others_wait", [True, False])
+@pytest.mark.parametrize("one_computes", [True, False])
 def test_of_a_pipeline_the_rank_is_named_for_which_another_waits_in_a_transfer(one_computes: bool) -> None:
     """Two stages of two ranks: rank 2 does not come out of its loss, rank 0 waits for what rank 2 sends."""
     trains = Frame("train", "/home/user/train.py", 30)

@@ -236,15 +236,41 @@ def test_what_is_no_board_is_none(tmp_path: Path) -> None:
         assert read_board(tmp_path / "board-1") is None, content
 
 
+def put_board(folder: Path, pid: int, rank: int = 0) -> Path:
+    """The board of a process, in a node's folder."""
+    folder.mkdir()
+    BoardWriter(str(folder / "board-0"), Board(pid, rank, 2, 0, 1, "demo"))
+    return folder / "board-0"
+
+
 def test_boards_of_processes_that_have_ended_do_not_count(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     for number, pid in enumerate((process.pid, os.getpid())):
-        folder = tmp_path / f".everstep-0123456789ab-worker-0-{number}-x1y2z3__"
-        folder.mkdir()
-        BoardWriter(str(folder / "board-0"), Board(pid, number, 2, 0, 1, "demo"))
+        put_board(tmp_path / f".everstep-0123456789ab-worker-0-{number}-x1y2z3__", pid, number)
     (worker,) = local_workers(tmp_path)
     assert (worker.node, worker.board.rank) == ("worker-0-1", 1)
+
+
+def test_what_others_put_where_boards_are_looked_for_is_no_worker(tmp_path: Path) -> None:
+    board = put_board(tmp_path / ".everstep-x", os.getpid())
+    for number, pid in enumerate((0, -1, 1 << 40)):
+        put_board(tmp_path / f".everstep-0123456789ab-worker-0-{number}-x1y2z3__", pid)
+    folder = tmp_path / ".everstep-0123456789ab-worker-0-9-x1y2z3__"
+    folder.mkdir()
+    os.mkfifo(folder / "board-0")
+    (folder / "board-1").symlink_to(board)
+    (folder / "board-2").mkdir()
+    assert local_workers(tmp_path) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_board_of_another_user_than_its_processs_is_forged(is_folder: bool, tmp_path: Path) -> None:
+    board = put_board(tmp_path / ".everstep-0123456789ab-worker-0-0-x1y2z3__", os.getpid())
+    assert len(local_workers(tmp_path)) == 1
+    os.chown(board.parent if is_folder else board, 65534, 65534)
+    assert local_workers(tmp_path) == []
 
 
 def test_of_two_workers_with_one_rank_the_later_rounds_counts(tmp_path: Path) -> None:
