@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from everstep.cli import top_table
 from everstep.cli.main import main
 from everstep.cli.top_table import Reading, last_event, table, window
+from everstep.runtime.protocol.worker_link import LOCAL_RANK_VARIABLE
 from everstep.runtime.system.gpu_readings import DeviceReading
 from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.find_workers import LocalWorker
@@ -67,3 +69,16 @@ def test_the_first_window_begins_when_its_boards_are_read(
     assert main(["top", "-o", "json", "--times", "2", "--every", "2"]) == 0
     windows = map(msgspec.json.decode, capsys.readouterr().out.splitlines())
     assert [shown["ranks"][0]["pace_hz"] for shown in windows] == [5.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    "environment", [{"CUDA_VISIBLE_DEVICES": "4,5"}, {"CUDA_VISIBLE_DEVICES": "5", LOCAL_RANK_VARIABLE: "1"}]
+)
+def test_a_ranks_device_is_that_of_its_local_rank_on_the_node_or_the_one_that_it_sees_alone(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+    monkeypatch.setattr(top_table.psutil, "Process", lambda _: SimpleNamespace(environ=lambda: environment))
+    monkeypatch.setattr(top_table, "read_devices", lambda _, names: asked.extend(names))
+    top_table._device(LocalWorker("node", Path("board-1"), Board(7, 1, 2, 1, 1)), object())
+    assert asked == ["5"]
