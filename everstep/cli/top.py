@@ -198,7 +198,8 @@ def _write_profiles(workers: "list[LocalWorker]", folder: Path) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         for worker in workers:
             trace_file(worker.path).unlink(missing_ok=True)
-            request_file(worker.path).touch()
+            request_file(worker.path).unlink(missing_ok=True)
+            request_file(worker.path).touch(exist_ok=False)  # Where somebody has put a link, it is not followed.
     except OSError as error:
         raise BadInput(f"--profile {folder}: {error.strerror}") from None
     missing, deadline = list(workers), time.monotonic() + PROFILE_S

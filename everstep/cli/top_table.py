@@ -13,6 +13,7 @@ from everstep.runtime.display.terminal import as_text
 from everstep.runtime.job.status import job_status
 from everstep.runtime.journal.journal import JournalError, read_state
 from everstep.runtime.platform.devices import machine_devices
+from everstep.runtime.protocol.worker_link import LOCAL_RANK_VARIABLE
 from everstep.runtime.store import StoreError, open_store
 from everstep.runtime.system.gpu_readings import DeviceReading, NoReadingsError, open_nvml, read_devices
 from everstep.runtime.watch.find_workers import LocalWorker
@@ -191,12 +192,14 @@ def _memory_bytes(pid: int) -> int | None:
 
 
 def _device(worker: LocalWorker, nvml: Any) -> DeviceReading | None:
-    """That of its local rank among those which its node sees; None: it uses none, or the driver does not say."""
+    """That of its local rank among those which its process was started with: its node's, or its own alone. None: it uses
+    none, or the driver does not say."""
     if nvml is None:
         return None
     try:
-        names = machine_devices(psutil.Process(worker.board.pid).environ())
-        readings = read_devices(nvml, names[worker.board.local_rank : worker.board.local_rank + 1])
+        environment = psutil.Process(worker.board.pid).environ()
+        at = 0 if LOCAL_RANK_VARIABLE in environment else worker.board.local_rank
+        readings = read_devices(nvml, machine_devices(environment)[at : at + 1])
     except (psutil.Error, NoReadingsError):
         return None
     return readings[0] if readings else None

@@ -79,7 +79,11 @@ class Directives:
         seat, settings, folder = self._status.seat, self._settings, self._folder
         workers = _local_workers(self._workers, seat, settings.node, settings.job, folder) if seat else []
         name = f"stacks-{self._dialogue.round:06d}-{directive.number}.txt"
-        standings = await _write_stacks(workers, directive.reason, name, self._dependencies)
+        try:
+            standings = await _write_stacks(workers, directive.reason, name, self._dependencies)
+        except Exception as error:  # noqa: BLE001 - whatever a look at them meets, the node trains on
+            self._dependencies.say(f"the stacks cannot be read: {type(error).__name__}: {error}")
+            standings = []
         amended = (
             self._progress.amend(workers[at].board.local_rank, standing) for at, standing in enumerate(standings)
         )

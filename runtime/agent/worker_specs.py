@@ -35,7 +35,7 @@ def worker_specs(settings: Settings, seat: Seat, outputs: Outputs, folder: Path)
     outputs.begin(seat.restart_count, environments)
     specs = []
     for old in folder.glob("board-*"):
-        old.unlink()
+        old.unlink(missing_ok=True)  # `everstep top --profile` removes its files by itself.
     for local_rank, environment in zip(ranks, environments, strict=True):
         output = outputs.open(local_rank, seat.first_rank + local_rank)
         more = {

@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from everstep.runtime.job import fault_policy, replicas
 from everstep.runtime.job.events import (
     EvidenceGiven,
@@ -47,6 +49,7 @@ from everstep.runtime.job.state import round_number
 from everstep.runtime.job.termination import End
 from everstep.runtime.job.transaction import Refused, Transaction, UnknownNode
 from everstep.runtime.protocol.messages import Action, Heartbeat, Join
+from everstep.runtime.watch.hang_culprit import Standing
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 
@@ -211,7 +214,14 @@ def _on_stacks_dumped(tx: Transaction, event: StacksDumped) -> None:
     tx.mark_alive(node.name)
     report = event.dumped
     if tx.state.hang and report.round == node.round == tx.state.hang.round and report.directive == node.directive:
-        tx.liveness.record_dump(node.name, report.standings)
+        tx.liveness.record_dump(node.name, _own_standings(tx, node, report.standings))
+
+
+def _own_standings(tx: Transaction, node: NodeState, standings: tuple[Standing, ...]) -> tuple[Standing, ...]:
+    """Those of the node's own ranks. What a node says of others, and of the size of the world, does not count."""
+    own, world_size = range(node.first_rank, node.first_rank + node.slots), sum(tx.state.workers.values())
+    by_rank = {standing.rank: standing for standing in standings if standing.rank in own}
+    return tuple(replace(standing, world_size=world_size) for standing in by_rank.values())
 
 
 def _on_node_checked(tx: Transaction, event: NodeChecked) -> None:

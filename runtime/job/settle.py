@@ -33,7 +33,8 @@ from everstep.runtime.watch.hang_culprit import judge
 
 P = NodePhase
 _MOST_NAMED = 3
-_MOST_SLOW = 64
+_MOST_RANKS, _LONGEST_EXPLANATION = 64, 4096
+"""Of a record about those that others wait for."""
 _OUTSIDE_ROUND = (P.REQUESTED, P.WAITING, P.CHECKING, P.REJOINING, P.SUSPECTED)
 
 
@@ -175,7 +176,7 @@ def _handle_slow(tx: Transaction) -> None:
         if not any((slow_node.node, slow_node.part) == (slow.node, verdict.part) for slow_node in state.slow):
             tx.record(
                 SlowSeen(
-                    time=tx.now, round=number, node=slow.node, ranks=verdict.ranks[:_MOST_SLOW], part=verdict.part,
+                    time=tx.now, round=number, node=slow.node, ranks=verdict.ranks[:_MOST_RANKS], part=verdict.part,
                     detail=f"{slow.node}: {verdict.sentence}",
                 )
             )  # fmt: skip
@@ -189,8 +190,9 @@ def _explain_hang(tx: Transaction, hang: HangSeen) -> str:
     explanation = hang.explanation
     if not explanation:
         verdict = judge(tx.liveness.standings)
-        explanation = verdict.sentence
-        tx.record(HangExplained(time=tx.now, round=hang.round, ranks=verdict.ranks, detail=explanation))
+        explanation = verdict.sentence[:_LONGEST_EXPLANATION]
+        ranks = verdict.ranks[:_MOST_RANKS]
+        tx.record(HangExplained(time=tx.now, round=hang.round, ranks=ranks, detail=explanation))
     began = " since they were told to start" if hang.unmoved else ""
     return f"all ranks stood still for {hang.still_s:g} s{began}; {explanation}; their stacks are in the nodes' logs"
 

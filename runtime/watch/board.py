@@ -115,7 +115,7 @@ class BoardWriter:
 def read_board(path: Path) -> Board | None:
     """The board in that file; None if there is none (yet)."""
     with suppress(OSError):
-        data = path.read_bytes()
+        data = _read(path)
         if len(data) == _SIZE and data.startswith(_MAGIC):
             pid, rank, world_size, local_rank, round_ = _HEAD.unpack_from(data)[1:]
             changes, changed_at, phase = _PROGRESS.unpack_from(data, _PROGRESS_AT)
@@ -133,6 +133,17 @@ def read_board(path: Path) -> Board | None:
                 named=_text(data[_NAMED_AT:_SIZE]),
             )  # fmt: skip
     return None
+
+
+def _read(path: Path) -> bytes:
+    """What is in the file, as far as a board goes; of something else than a file nothing. Raises OSError.
+
+    Another user may have put it there: a link is not followed, a pipe not waited for."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return os.read(file, _SIZE + 1)
+    finally:
+        os.close(file)
 
 
 def stack_file(board: Path) -> Path:

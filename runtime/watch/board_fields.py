@@ -31,7 +31,7 @@ class Board(NamedTuple):
     phase: str = ""
     """What the worker does, as seen from outside."""
     entered: int = 0
-    """Collectives of the default group that were entered: the number of the newest one."""
+    """Collectives of all groups of the round that were entered: their number."""
     completed: int = 0
     """Of these, finished."""
     samples: int = 0

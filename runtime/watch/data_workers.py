@@ -38,16 +38,22 @@ def waits_for_data_worker(stacks: RankStacks) -> bool:
 
 
 def describe(workers: Sequence[tuple[int, ProcessState, RankStacks]]) -> str:
-    """The first of these processes that cannot go on, else the first in the user's own code: `process 7 is in ...`.
+    """The first of these processes that cannot go on, else the first in the user's own code, or whose stacks are not
+    known and that waits for a file: `process 7 is in ...`.
 
     Those that wait for work do not count.
     """
     for pid, state, stacks in sorted(workers, key=lambda worker: (not worker[1].is_stuck, worker[0])):
         place = _place(stacks)
-        if place or state.is_stuck:
+        if place or state.is_stuck or (not stacks.threads and _waits_for_file(state)):
             return f"process {pid} {state.activity}{f' in {place}' if place else ''}"[:_LONGEST]
     is_known = any(stacks.threads for *_, stacks in workers)
     return "no process of it that was looked at is at work" if is_known else "what its processes do is not known"
+
+
+def _waits_for_file(state: ProcessState) -> bool:
+    """Whether it is in a call about a file other than those by which processes of a data loader get their work."""
+    return bool(state.call) and not state.file.startswith(("pipe:", "socket:"))
 
 
 def _states(pid: int) -> Mapping[int, ProcessState]:

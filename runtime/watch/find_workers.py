@@ -10,6 +10,8 @@ from everstep.runtime.watch.board import read_board
 from everstep.runtime.watch.board_fields import Board
 
 SHARED_MEMORY = Path("/dev/shm")
+_PIDS = 1 << 22
+"""Linux gives smaller process ids (PID_MAX_LIMIT)."""
 
 
 class LocalWorker(NamedTuple):
@@ -33,9 +35,18 @@ def local_workers(folder: Path = SHARED_MEMORY) -> list[LocalWorker]:
 
 def _workers(folder: Path) -> Iterator[LocalWorker]:
     for path in folder.glob(".everstep-*/board-*"):
-        if path.suffix or (board := read_board(path)) is None:
+        words = path.parent.name.split("-", 2)  # agent.Agent.run names the folder.
+        if path.suffix or len(words) < 3 or (board := read_board(path)) is None:
             continue
         with suppress(OSError):
-            os.kill(board.pid, 0)
-            node = path.parent.name.split("-", 2)[2].rpartition("-")[0]  # agent.Agent.run names the folder.
-            yield LocalWorker(node, path, board)
+            if _is_of(path, board.pid):
+                os.kill(board.pid, 0)
+                yield LocalWorker(words[2].rpartition("-")[0], path, board)
+
+
+def _is_of(path: Path, pid: int) -> bool:
+    """Whether the file and its folder belong to the user of that process: anybody may write here. Raises OSError."""
+    if not 0 < pid < _PIDS:
+        return False
+    owners = (path.lstat(), path.parent.lstat(), Path("/proc", str(pid)).stat())
+    return len({owner.st_uid for owner in owners}) == 1

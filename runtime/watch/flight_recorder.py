@@ -5,17 +5,20 @@ torch has two: `_dump_fr_trace_json` writes what gloo records, `_dump_nccl_trace
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 UNREADABLE = (ValueError, KeyError, TypeError, RuntimeError)
 """What reading raises while a recorder changes, or in a torch that writes it otherwise."""
 Trace = Mapping[str, Any]
+Group = tuple[int, str]
+"""A process group: the place of its recorder in `read_traces`, and its id there, which no later group gets."""
 
 
-def read_traces(recorder: Any, *, entries: bool = False) -> list[Trace]:
-    """What is recorded, with the single collectives on request. `recorder`: `torch._C._distributed_c10d`.
+def read_traces(recorder: Any, *, entries: bool = False, without: Set[Group] = frozenset()) -> list[Trace]:
+    """What is recorded, with the single collectives on request. `recorder`: `torch._C._distributed_c10d`; `without`:
+    groups that do not count, as they are no more. torch never forgets one.
 
     NCCL's is read once the process uses CUDA: each takes some 40 us. Raises an error of `UNREADABLE`.
     """
@@ -24,7 +27,19 @@ def read_traces(recorder: Any, *, entries: bool = False) -> list[Trace]:
     if torch is not None and torch.cuda.is_initialized() and hasattr(recorder, "_dump_nccl_trace_json"):
         with _on_used_device(torch) if entries else nullcontext():
             texts.append(recorder._dump_nccl_trace_json(entries, False))
-    return [json.loads(text) for text in texts]
+    return [_without_groups(at, json.loads(text), without) for at, text in enumerate(texts)]
+
+
+def _without_groups(at: int, trace: dict[str, Any], groups: Set[Group]) -> Trace:
+    trace["pg_status"] = {id_: status for id_, status in trace["pg_status"].items() if (at, id_) not in groups}
+    if "entries" in trace:
+        trace["entries"] = [entry for entry in trace["entries"] if (at, str(entry["pg_id"])) not in groups]
+    return trace
+
+
+def groups_of(traces: Iterable[Trace]) -> frozenset[Group]:
+    """The groups that have begun a collective."""
+    return frozenset((at, id_) for at, trace in enumerate(traces) for id_ in trace["pg_status"])
 
 
 def _on_used_device(torch: Any) -> AbstractContextManager[None]:

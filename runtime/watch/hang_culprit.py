@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import chain, islice, pairwise
 
 import msgspec
 
@@ -66,7 +67,7 @@ class Standing(msgspec.Struct, frozen=True):
     iteration: int = 0
     phase: str = ""
     entered: int = 0
-    """Collectives that it entered."""
+    """Collectives that it entered in this round, of all its groups."""
     completed: int = 0
     collective: str = ""
     """The one it waits in: `all_reduce [1024]`."""
@@ -91,6 +92,8 @@ class Standing(msgspec.Struct, frozen=True):
     """What of its sockets is not acknowledged by the other end, if anything."""
     data_worker: str = ""
     """It waits for a process of its data loader: what that one does, `process 7 is in load (data.py:3)`."""
+    in_transfer: bool = False
+    """It is in a call of torch.distributed that is no collective, such as recv: it waits for one rank."""
 
     @property
     def waits(self) -> bool:
@@ -129,7 +132,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
     cause: Cause
     ranks: tuple[int, ...]
-    """Empty: nobody in particular."""
+    """Empty: nobody in particular. Of those that are not known, the first 64."""
     sentence: str
 
 
@@ -139,7 +142,7 @@ _BUSY = 0.2
 """Cores from which on a rank computes rather than waits."""
 _OFTEN = 0.3
 """Share of the time from which on a wait for disk or CPU is what keeps a rank."""
-_MOST_LINKS = 3
+_MOST_LINKS, _MOST_GAPS, _MOST_UNSEEN = 3, 32, 64
 _THRASHES_HZ = 50.0
 """Pages read back from disk in a second from which on a rank's memory is what keeps it."""
 
@@ -190,7 +193,8 @@ def _find_absent(by_rank: Sequence[Standing]) -> Verdict | None:
 
 
 def _find_missing(by_rank: Sequence[Standing]) -> Verdict | None:
-    """Ranks that have entered fewer collectives than those that wait, and wait in none themselves."""
+    """Ranks that have entered fewer collectives than those that wait, and wait in none themselves: where there are
+    others, not those that wait for one of them, as in a pipeline."""
     waiting = [standing for standing in by_rank if standing.waits]
     if not waiting:
         return None
@@ -199,7 +203,7 @@ def _find_missing(by_rank: Sequence[Standing]) -> Verdict | None:
     silent = [standing for standing in by_rank if not _is_fresh(standing) and any(map(_is_fresh, by_rank))]
     if not missing and not silent:
         return None
-    culprits = silent or missing
+    culprits = silent or [standing for standing in missing if not standing.in_transfer] or missing
     slowest = min(standing.entered for standing in culprits)
     culprits = [standing for standing in culprits if standing.entered == slowest]
     first, name = culprits[0], _operation(next(standing for standing in waiting if standing.entered == newest))
@@ -267,9 +271,10 @@ def _find_unseen(by_rank: Sequence[Standing]) -> Verdict | None:
     """Ranks for which the others may wait, and of which nothing is known: their machine does not answer, or was not
     asked."""
     world, first = max(standing.world_size for standing in by_rank), by_rank[0]
-    unseen = tuple(sorted(set(range(world)) - {standing.rank for standing in by_rank}))
+    seen_ranks = [-1, *(standing.rank for standing in by_rank if 0 <= standing.rank < world), world]
+    gaps = [range(before + 1, after) for before, after in pairwise(seen_ranks) if after > before + 1]
     stand = {(standing.entered, standing.waits, standing.phase == GROUP_PHASE) for standing in by_rank}
-    if not unseen or len(stand) > 1:
+    if not gaps or len(stand) > 1:
         return None
     if first.waits:
         what = f"{_operation(first)} #{first.entered}"
@@ -279,8 +284,12 @@ def _find_unseen(by_rank: Sequence[Standing]) -> Verdict | None:
         return None
     seen = "the only rank" if len(by_rank) == 1 else f"all {len(by_rank)} ranks"
     waits = "waits" if len(by_rank) == 1 else "wait"
-    who = f"rank {unseen[0]} of {world} was" if len(unseen) == 1 else f"ranks {fold_ranks(unseen)} of {world} were"
-    return Verdict(Cause.UNSEEN, unseen, f"{seen} that could be looked at {waits} in {what}; {who} not")
+    who = f"rank {gaps[0][0]} of {world} was"
+    if gaps[1:] or gaps[0][1:]:
+        named = ",".join(f"{gap[0]}-{gap[-1]}" if gap[1:] else str(gap[0]) for gap in gaps[:_MOST_GAPS])
+        who = f"ranks {named}{',...' if gaps[_MOST_GAPS:] else ''} of {world} were"
+    sentence = f"{seen} that could be looked at {waits} in {what}; {who} not"
+    return Verdict(Cause.UNSEEN, tuple(islice(chain.from_iterable(gaps), _MOST_UNSEEN)), sentence)
 
 
 def _find_stalled_network(by_rank: Sequence[Standing]) -> Verdict | None:

@@ -1,7 +1,7 @@
 """The worker's side: fills its board from hooks, whatever the script does. Installed before the script runs.
 
 - Iterations: torch's hook after each optimizer step (`torch.optim.optimizer.register_optimizer_step_post_hook`). Where
-  a script has several optimizers, the one that steps first counts.
+  a script has several optimizers, the one that steps first counts, and once it is gone the next one that steps.
 - Operators and kernels: torch's profiler, for the iterations after somebody asked (`kernel_profile`).
 - Phases: `Module.eval()` of a model that trained begins an evaluation, which ends with the next iteration or
   `Module.train()`; what saves, as below. Only the main thread's count: others work beside the training.
@@ -23,16 +23,24 @@ import re
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial, wraps
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 from everstep.runtime.watch.board import STACK_SIGNAL, THREAD, VARIABLE, BoardWriter, stack_file
 from everstep.runtime.watch.board_fields import EVALUATION, GROUP_PHASE, SAVE, Board
-from everstep.runtime.watch.flight_recorder import UNREADABLE, count_collectives, find_unfinished, read_traces
+from everstep.runtime.watch.flight_recorder import (
+    UNREADABLE,
+    Group,
+    count_collectives,
+    find_unfinished,
+    groups_of,
+    read_traces,
+)
 from everstep.runtime.watch.group_making import surround_group_making
 from everstep.runtime.watch.kernel_profile import KernelProfile
 
@@ -51,9 +59,8 @@ def make_board(environment: Mapping[str, str]) -> BoardWriter | None:
     if not path:
         return None
     with suppress(OSError, KeyError, ValueError):
-        rank, world_size, local_rank, round_ = (
-            int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "EVERSTEP_ROUND")
-        )
+        rank, world_size, round_ = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "EVERSTEP_ROUND"))
+        local_rank = int(environment.get("EVERSTEP_LOCAL_RANK") or environment["LOCAL_RANK"])  # 0 for all if virtual.
         job, store = environment.get("EVERSTEP_JOB", ""), environment.get("EVERSTEP_STORE", "")
         return BoardWriter(path, Board(os.getpid(), rank, world_size, local_rank, round_, job, store=store))
     return None
@@ -66,10 +73,7 @@ def install(environment: Mapping[str, str]) -> None:
     if board is None:
         return
     _watch = watch = _Watch(board, KernelProfile(Path(environment[VARIABLE])))
-    with suppress(OSError, ValueError, RuntimeError):
-        answers = stack_file(Path(environment[VARIABLE])).open("w")
-        faulthandler.register(STACK_SIGNAL, answers, all_threads=True)
-        watch.answers = answers  # faulthandler needs it open.
+    watch.answer_in(stack_file(Path(environment[VARIABLE])))
     if "TORCH_FR_BUFFER_SIZE" not in os.environ:
         os.putenv("TORCH_FR_BUFFER_SIZE", _RECORDS)  # For torch's C++ alone: the script sees what torchrun gives it.
     os.register_at_fork(after_in_child=_forget)
@@ -94,6 +98,7 @@ def begin_round(environment: Mapping[str, str]) -> None:
         install(environment)
     elif (board := make_board(environment)) is not None:
         _watch.begin_round(board)
+        _watch.answer_in(stack_file(Path(environment[VARIABLE])))
 
 
 def doing(phase: str) -> AbstractContextManager[None]:
@@ -150,22 +155,39 @@ def _apply(name: str, hook: Callable[[Any], None]) -> bool:
 class _Watch:
     def __init__(self, board: BoardWriter, profile: KernelProfile) -> None:
         self._board, self._profile = board, profile
-        self._optimizer: int | None = None
+        self._optimizer: Callable[[], object] = _no_optimizer
+        """Gives the one whose steps count, as long as the script has it."""
         self._ended_at = 0.0
         self._phase, self._phase_began = "", 0.0
         self._named = ""
         self._counts = (0, 0)
+        self._old_groups = frozenset[Group]()
+        """Of earlier rounds: new processes have none of them, and their collectives must compare."""
         self._sampler: threading.Thread | None = None
         self._prepares = False
         self.restored = 0
         """The iteration that the script went on from, if it said so; 0: from the beginning."""
         self.is_child = False
-        self.answers: Any = None
+        self._answers: TextIO | None = None
 
     def begin_round(self, board: BoardWriter) -> None:
+        """Before the script makes a group in it."""
+        if recorder := _recorder():
+            with suppress(*UNREADABLE):
+                self._old_groups = groups_of(read_traces(recorder))
         self.restored = 0
-        self._board, self._optimizer, self._ended_at, self._phase, self._counts = board, None, 0.0, "", (0, 0)
-        self._named = ""
+        self._board, self._optimizer, self._ended_at = board, _no_optimizer, 0.0
+        self._phase = self._named = ""
+        self._counts = (0, 0)
+
+    def answer_in(self, file: Path) -> None:
+        """Have STACK_SIGNAL write this process's stacks there: the agent removes the files of the round before."""
+        with suppress(OSError, ValueError, RuntimeError):
+            answers = file.open("w")
+            faulthandler.register(STACK_SIGNAL, answers, all_threads=True)
+            if self._answers is not None:
+                self._answers.close()
+            self._answers = answers  # faulthandler needs it open.
 
     def set_phase(self, name: str) -> None:
         if self.is_child or name == self._phase or not _is_main_thread():
@@ -196,7 +218,7 @@ class _Watch:
         """Short for the same reason as `BoardWriter.finish_iteration`."""
         if self.is_child or self._prepares:
             return
-        if id(optimizer) != self._optimizer and not self._begin_counting(optimizer):
+        if self._optimizer() is not optimizer and not self._begin_counting(optimizer):
             return
         now = time.perf_counter()
         seconds, self._ended_at = (now - self._ended_at if self._ended_at else 0.0), now
@@ -208,10 +230,12 @@ class _Watch:
             self._profile.after_step(now)
 
     def _begin_counting(self, optimizer: Any) -> bool:
-        """Count this optimizer's steps, unless another one steps first."""
-        if self._optimizer is not None:
+        """Count this optimizer's steps, unless those of another one count that the script still has."""
+        if self._optimizer() is not None:
             return False
-        self._optimizer = id(optimizer)
+        self._optimizer = weakref.ref(optimizer)
+        if self._ended_at:  # It takes the place of one that the script has dropped.
+            return True
         if self._phase == EVALUATION:
             self.set_phase("")
         self._board.begin_counting(_earlier_steps(optimizer) or self.restored, time.time())
@@ -309,8 +333,8 @@ class _Watch:
 
     def _start_sampler(self) -> None:
         """Only now: before, the process may fork, and has one thread."""
-        recorder = sys.modules.get("torch._C._distributed_c10d")
-        if self._sampler is None and not self.is_child and hasattr(recorder, "_dump_fr_trace_json"):
+        recorder = _recorder()
+        if recorder is not None and self._sampler is None and not self.is_child:
             self._sampler = threading.Thread(target=self._sample, args=[recorder], name=THREAD, daemon=True)
             self._sampler.start()
 
@@ -320,12 +344,14 @@ class _Watch:
         while not self.is_child:
             time.sleep(pause_s(chance))
             with suppress(*UNREADABLE):
-                counts = entered_count, completed_count = count_collectives(read_traces(recorder))
+                traces = read_traces(recorder, without=self._old_groups)
+                counts = entered_count, completed_count = count_collectives(traces)
                 if counts != self._counts or completed_count >= entered_count:
                     open_collectives = None
                 elif open_collectives is None:  # It waits: ask for what.
                     with suppress(*UNREADABLE):  # The counters are known all the same.
-                        open_collectives = find_unfinished(read_traces(recorder, entries=True))
+                        traces = read_traces(recorder, entries=True, without=self._old_groups)
+                        open_collectives = find_unfinished(traces)
                 self._counts = counts
                 if open_collectives is not None:
                     completed_count = entered_count - open_collectives[0]
@@ -336,6 +362,16 @@ class _Watch:
 
 def _is_main_thread() -> bool:
     return threading.get_ident() == threading.main_thread().ident
+
+
+def _no_optimizer() -> None:
+    """A reference to none."""
+
+
+def _recorder() -> Any:
+    """torch's module with its flight recorders; None if it is not imported, or has none."""
+    recorder = sys.modules.get("torch._C._distributed_c10d")
+    return recorder if hasattr(recorder, "_dump_fr_trace_json") else None
 
 
 def _earlier_steps(optimizer: Any) -> int:

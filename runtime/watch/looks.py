@@ -92,7 +92,14 @@ def standing_of(
         faults_hz=round(faults, 1),
         place=place_of(stacks),
         lock_holder=next((thread.name for thread in stacks.threads if "gil" in thread.state), ""),
+        in_transfer=board.entered <= board.completed and _is_in_torch_distributed(stacks),
     )
+
+
+def _is_in_torch_distributed(stacks: RankStacks) -> bool:
+    """Whether the main thread is in a call that communicates with other ranks."""
+    frames = stacks.main.frames if stacks.main else ()
+    return any(frame.file.endswith("torch/distributed/distributed_c10d.py") for frame in frames)
 
 
 def place_of(stacks: RankStacks) -> str:

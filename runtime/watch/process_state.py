@@ -30,7 +30,8 @@ def process_state(pid: int, proc: Path = PROC) -> ProcessState | None:
     call, file = _FILE_CALLS.get(syscall[0], "") if syscall else "", ""
     if call:
         with suppress(OSError, ValueError):
-            file = os.readlink(folder / "fd" / str(int(syscall[1], 16)))
+            link = os.readlink(folder / "fd" / str(int(syscall[1], 16)))
+            file = os.fsencode(link).decode(errors="replace")  # It goes into messages.
     return ProcessState(
         state=fields[0],
         cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,

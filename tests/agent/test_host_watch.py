@@ -43,6 +43,17 @@ def test_a_process_whose_name_is_no_text_counts_like_any_other(tmp_path: Path) -
     assert state.cpu_s == 3.0
 
 
+def test_a_file_whose_name_is_no_text_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("everstep.runtime.watch.process_state._FILE_CALLS", {"0": "read"})
+    process(tmp_path, 1, "", seconds=3, own_kib=10, shared_kib=0)
+    (tmp_path / "1/fd").mkdir()
+    os.symlink(b"/data/\xff", os.fsencode(tmp_path / "1/fd/3"))
+    (tmp_path / "1/syscall").write_text("0 0x3 0x0 0x0")
+    state = process_state(1, tmp_path)
+    assert state
+    assert state.file == "/data/\ufffd"
+
+
 def test_this_process_uses_some_memory() -> None:
     use = family_use(os.getpid())
     assert use.cpu_s > 0

@@ -4,11 +4,12 @@ import pytest
 
 from everstep.runtime.job.assignments import directive
 from everstep.runtime.job.events import HeartbeatSeen, StacksDumped
+from everstep.runtime.job.nodes import NodePhase
 from everstep.runtime.job.reasons import JobResult, Reason
 from everstep.runtime.job.records import HangExplained, HangOver, HangSeen, RoundBroken
 from everstep.runtime.job.spec import START_TIMEOUT_S, Hang, HangPolicy, RoleSpec
 from everstep.runtime.protocol.messages import Action, Dumped, Heartbeat
-from everstep.runtime.watch.hang_culprit import Standing
+from everstep.runtime.watch.hang_culprit import ProcessState, Standing
 from tests.job.world import World, platform
 
 
@@ -221,14 +222,43 @@ def test_the_rank_that_keeps_the_others_waiting_is_in_the_journal_before_the_rou
     waits = Standing(0, 2, entered=7, completed=6, collective="all_reduce [3]")
     absent = Standing(1, 2, entered=6, completed=6, place="f (a.py:1)")
     for name, standing in (("worker-0-0", waits), ("worker-1-0", absent)):
-        number = world.state.nodes[name].directive
-        world.send(StacksDumped(Dumped(name, world.number, number, (standing,))))
+        tell(world, name, standing)
     explained, broken = world.records[-2:]
     assert isinstance(explained, HangExplained)
     assert (explained.ranks, explained.detail) == ((1,), "rank 1 of 2 never entered all_reduce #7; it is in f (a.py:1)")
     assert isinstance(broken, RoundBroken)
     assert explained.detail in broken.detail
     assert world.state.hang_times == {1: explained.time}, "it stays known after the round"
+
+
+def tell(world: World, name: str, *standings: Standing) -> None:
+    """The node has written its stacks, and says where these ranks stand."""
+    world.send(StacksDumped(Dumped(name, world.number, world.state.nodes[name].directive, standings)))
+
+
+def test_what_a_node_says_of_ranks_that_are_not_its_own_or_of_their_number_does_not_count() -> None:
+    world = hanging(HangPolicy.RESTART)
+    own, others = (Standing(rank, 1 << 20, entered=7, completed=6, collective="all_reduce [3]") for rank in (0, 1))
+    tell(world, "worker-0-0", own, Standing(1, 2, process=ProcessState("Z")), Standing(500, 1 << 20), own)
+    tell(world, "worker-1-0", others)
+    explained = world.records[-2]
+    assert isinstance(explained, HangExplained)
+    assert explained.ranks == (0, 1)
+    assert "all 2 ranks are in all_reduce #7 and none is missing" in explained.detail
+
+
+def test_of_many_ranks_the_journal_has_the_first_and_a_sentence_of_bounded_length() -> None:
+    world = World(platform({"worker": RoleSpec(70, 1)}, hang=Hang(HangPolicy.RESTART, 60.0)))
+    world.join_all()
+    names = world.names(NodePhase.RUNNING)
+    for name in names:
+        world.beat(name, 5, still_s=61.0)
+    for name in names:
+        rank = world.state.nodes[name].first_rank
+        tell(world, name, Standing(rank, 70, process=ProcessState("T"), place="x" * 5000))
+    explained = world.records[-2]
+    assert isinstance(explained, HangExplained)
+    assert (explained.ranks, len(explained.detail)) == (tuple(range(64)), 4096)
 
 
 def report_blocked(world: World, blocked_s: float, awaits: bool) -> None:

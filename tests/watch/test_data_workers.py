@@ -31,6 +31,9 @@ OF_LIBRARY = (
     ),
 )
 WAITS_FOR_DISK = 11, ProcessState("D", call="read", file="/mnt/data/shard"), LOADS[2]
+HIDDEN = RankStacks(1, failure="py-spy: Permission Denied")
+READS_HIDDEN = 12, ProcessState("S", call="read", file="/mnt/data/shard"), HIDDEN
+IDLE_HIDDEN = 13, ProcessState("S", call="read", file="pipe:[77]"), HIDDEN
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,8 @@ WAITS_FOR_DISK = 11, ProcessState("D", call="read", file="/mnt/data/shard"), LOA
         ([IDLE, OF_LIBRARY], "process 10 is in loader (folder.py:250)"),
         ([LOADS, WAITS_FOR_DISK], "process 11 is blocked in read of /mnt/data/shard in load (data.py:3)"),
         ([IDLE], "no process of it that was looked at is at work"),
+        ([UNKNOWN, IDLE_HIDDEN, READS_HIDDEN], "process 12 is blocked in read of /mnt/data/shard"),
+        ([UNKNOWN, IDLE_HIDDEN], "what its processes do is not known"),
         ([UNKNOWN], "what its processes do is not known"),
         ([], "what its processes do is not known"),
     ],

@@ -1,9 +1,12 @@
 """Stacks that were dumped before, and those of real processes."""
 
 import asyncio
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -126,6 +129,61 @@ def test_a_process_without_a_handler_is_left_alone(tmp_path: Path, monkeypatch: 
         assert process.poll() is None
         process.kill()
     assert stacks == RankStacks(0, (), process.pid, "", "py-spy is not installed; pip install py-spy")
+
+
+def test_where_no_process_of_py_spy_can_be_started_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "py-spy").write_text("no program")
+    monkeypatch.setattr(reader.sys, "executable", str(tmp_path / "python"))
+    (stacks,) = asyncio.run(reader.read_stacks({0: os.getpid()}))
+    assert stacks.failure.startswith("py-spy cannot be started: [Errno 13] Permission denied")
+
+
+def test_of_many_processes_few_are_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most = 0, 0
+
+    async def run(*_: str) -> tuple[int, bytes, bytes]:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return 0, b"[]", b""
+
+    monkeypatch.setattr(reader, "_output_of", run)
+    monkeypatch.setattr(reader.shutil, "which", lambda _: "py-spy")
+    assert len(asyncio.run(reader.read_stacks(dict.fromkeys(range(128), os.getpid())))) == 128
+    assert most == 16
+
+
+@pytest.mark.parametrize(
+    ("written_at", "threads", "remark"),
+    [
+        ((0.5, 0.7, 0.9), ["MainThread", "thread"], "written by the process itself"),
+        ((1.7, 1.9, 2.5), [], "it has not written them all within 2 s"),
+        ((2.5,), [], ""),
+    ],
+)
+def test_a_process_is_given_time_to_write_its_stacks_and_parts_of_them_do_not_count(
+    written_at: Sequence[float], threads: list[str], remark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = FAULTHANDLER.partition("\n\n")
+    due, clock = list(zip(written_at, parts, strict=False)), [0.0]
+    answer = stack_file(tmp_path / "board-0")
+    answer.write_text("")
+
+    async def wait(seconds: float) -> None:
+        clock[0] += seconds
+        while due and due[0][0] <= clock[0]:
+            answer.write_text(answer.read_text() + due.pop(0)[1])
+
+    monkeypatch.setattr(reader, "asyncio", SimpleNamespace(sleep=wait))
+    monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(reader, "os", SimpleNamespace(kill=lambda pid, signum: None))
+    monkeypatch.setattr(reader, "catches", lambda pid, signum: True)
+    found, why = asyncio.run(reader._ask_process(7, tmp_path / "board-0"))
+    assert ([thread.name for thread in found], why) == (threads, remark)
 
 
 def _process(*words: str) -> subprocess.Popen[str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from everstep.runtime.watch.flight_recorder import count_collectives, find_unfinished, read_traces
+from everstep.runtime.watch.flight_recorder import count_collectives, find_unfinished, groups_of, read_traces
 
 
 def trace(entered: int, completed: int, *entries: dict[str, Any]) -> bytes:
@@ -23,7 +23,7 @@ def entry(name: str, created: int, retired: bool) -> dict[str, Any]:
     """A collective of 3 numbers."""
     return {
         "profiling_name": name, "time_created_ns": created, "record_id": 0, "retired": retired, "is_p2p": False,
-        "input_sizes": [[3]],
+        "input_sizes": [[3]], "pg_id": 0,
     }  # fmt: skip
 
 
@@ -61,3 +61,13 @@ def test_a_group_without_collectives_and_a_completed_count_that_is_ahead_count_a
     traces = [json.loads(trace(-1, -1)), json.loads(trace(3, 5))]
     assert count_collectives(traces) == (3, 3)
     assert find_unfinished(traces) is None
+
+
+def test_a_group_of_an_earlier_round_does_not_count_though_its_last_collective_is_never_marked_as_finished() -> None:
+    recorder = SimpleNamespace(_dump_fr_trace_json=lambda *_: trace(4, 3, entry("gloo:all_reduce", 5, False)))
+    old_groups = groups_of(read_traces(recorder))
+    new = json.loads(trace(4, 3, entry("gloo:all_reduce", 5, False), entry("gloo:barrier", 6, False) | {"pg_id": 1}))
+    new["pg_status"]["1"] = {"last_enqueued_collective": "2", "last_completed_collective": "1"}
+    recorder._dump_fr_trace_json = lambda *_: json.dumps(new).encode()
+    assert count_collectives(read_traces(recorder, without=old_groups)) == (2, 1)
+    assert find_unfinished(read_traces(recorder, entries=True, without=old_groups)) == (1, "barrier [3]")

@@ -2,6 +2,7 @@
 
 import random
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from everstep.runtime.watch.board_fields import GROUP_PHASE, Board
 from everstep.runtime.watch.hang_culprit import Cause, ProcessState, Standing, judge
 from everstep.runtime.watch.looks import standing_of
-from everstep.runtime.watch.stacks import RankStacks
+from everstep.runtime.watch.stacks import Frame, RankStacks, Thread
 
 
 def waits(rank: int, number: int = 412, collective: str = "all_reduce [1024]", **more: object) -> Standing:
@@ -65,6 +66,28 @@ def test_the_culprit_is_named_with_what_it_does(culprit: Standing, cause: Cause,
     assert (verdict.cause, verdict.ranks, verdict.sentence) == (cause, (3,), sentence)
 
 
+@pytest.mark.parametrize("one_computes", [True, False])
+def test_of_a_pipeline_the_rank_is_named_for_which_another_waits_in_a_transfer(one_computes: bool) -> None:
+    """Two stages of two ranks: rank 2 does not come out of its loss, rank 0 waits for what rank 2 sends."""
+    trains = Frame("train", "/home/user/train.py", 30)
+    receives = Frame("recv", "/venv/site-packages/torch/distributed/distributed_c10d.py", 2600)
+    computes = Frame("loss_fn", "/home/user/train.py", 9)
+
+    def stands(rank: int, frame: Frame, entered: int, completed: int) -> Standing:
+        board = Board(7 + rank, rank, 4, rank, 1, entered=entered, completed=completed, collective="all_reduce [3]")
+        stacks = RankStacks(rank, (Thread("MainThread", (trains, frame)),))
+        return standing_of("", board, stacks, (ProcessState("S"), ProcessState("S"), 1.0), 0.0)
+
+    standings = [stands(rank, receives, 12, 11) for rank in (1, 3)]
+    standings += [stands(0, receives, 11, 11), stands(2, computes if one_computes else receives, 11, 11)]
+    verdict = judge(standings)
+    if one_computes:
+        assert verdict.ranks == (2,)
+        assert verdict.sentence.endswith("never entered all_reduce #12; it is in loss_fn (train.py:9)")
+    else:
+        assert verdict.ranks == (0, 2), "if all that are missing wait for each other"
+
+
 def test_a_rank_that_cannot_count_holds_the_interpreters_lock() -> None:
     silent = Standing(3, 4, entered=411, completed=411, counted_ago_s=40.0, lock_holder="user", place="spin (own.py:3)")
     verdict = judge([*OTHERS, silent])
@@ -95,6 +118,16 @@ def test_if_all_that_are_known_wait_it_may_be_one_that_is_not_known(
 ) -> None:
     verdict = judge(seen)
     assert (verdict.cause, verdict.ranks, verdict.sentence) == (Cause.UNSEEN, ranks, sentence)
+
+
+def test_of_ever_so_many_that_are_not_known_the_first_are_named() -> None:
+    size = 10**15
+    verdict = judge([msgspec.structs.replace(waits(rank), world_size=size) for rank in range(0, 100, 2)])
+    assert (verdict.cause, verdict.ranks) == (Cause.UNSEEN, (*range(1, 99, 2), *range(99, 114)))
+    assert verdict.sentence.endswith(f"61,63,... of {size} were not")
+    assert judge([msgspec.structs.replace(waits(1), world_size=size)]).sentence.endswith(
+        f"ranks 0,2-{size - 1} of {size} were not"
+    )
 
 
 def test_a_rank_that_is_known_to_be_missing_is_named_although_others_are_not_known() -> None:

@@ -8,14 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
+from everstep.runtime.protocol.worker_link import LOCAL_RANK_VARIABLE
 from everstep.runtime.watch import in_worker
 from everstep.runtime.watch.board import RECENT, VARIABLE, BoardWriter, read_board
 from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.find_workers import local_workers
+from everstep.runtime.watch.kernel_profile import KernelProfile
 from tests.forks import Forks
 
 TRAINS = """
-import copy, os, sys, threading, time
+import copy, os, signal, sys, threading, time
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -23,9 +25,10 @@ from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from everstep.runtime.checkpoint.state.stateful import prepare_optimizer
 from everstep.runtime.watch import in_worker
-from everstep.runtime.watch.board import read_board
+from everstep.runtime.watch.board import STACK_SIGNAL, read_board, stack_file
 from pathlib import Path
 
+stacks = stack_file(Path(os.environ["EVERSTEP_BOARD"]))
 shown = lambda: read_board(Path(os.environ["EVERSTEP_BOARD"]))
 
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
@@ -123,6 +126,18 @@ for prepare in (lambda new: None, lambda new: prepare_optimizer(new, "optimizer"
     model(torch.ones(2, 4)).sum().backward()
     adam.step()
     assert (shown().iteration, shown().earlier, shown().number) == (1, 6, 7), shown()
+dist.destroy_process_group()
+stacks.unlink()  # As the agent does before each round.
+in_worker.begin_round(os.environ)
+signal.raise_signal(STACK_SIGNAL)
+assert "most recent call first" in stacks.read_text(), "it writes its stacks in each round"
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1] + "-again", rank=0, world_size=1)
+for _ in range(3):
+    dist.all_reduce(torch.ones(2))
+deadline = time.monotonic() + 60
+while not shown().entered == shown().completed == 3 and time.monotonic() < deadline:
+    time.sleep(0.05)
+assert shown().entered == shown().completed == 3, f"collectives of an earlier round do not count: {shown()}"
 """
 
 
@@ -136,6 +151,43 @@ def test_iterations_phases_and_collectives_are_seen_from_outside(forks: Forks, t
     board = read_board(tmp_path / "board-0")
     assert board is not None
     assert (board.rank, board.world_size, board.round, board.job) == (1, 2, 5, "demo")
+
+
+class Optimizer:
+    """One that keeps no state."""
+
+    state: dict[str, object] = {}
+
+
+def test_when_the_first_optimizer_is_gone_the_next_one_that_steps_counts(tmp_path: Path) -> None:
+    path = tmp_path / "board-0"
+    watch = in_worker._Watch(BoardWriter(str(path), Board(7, 0, 1, 0, 1)), KernelProfile(path))
+
+    def iteration_after(*optimizers: Optimizer) -> int:
+        for optimizer in optimizers:
+            watch._after_step(optimizer)
+        board = read_board(path)
+        assert board is not None
+        return board.iteration
+
+    first, second, third = Optimizer(), Optimizer(), Optimizer()
+    assert iteration_after(first, second, first, second) == 2
+    watch.restored = 40  # Would be taken for what earlier processes made if the count began again.
+    del first
+    assert iteration_after(third, second, third, second) == 4
+    board = read_board(path)
+    assert board is not None
+    assert board.earlier == 0
+
+
+def test_a_board_has_the_local_rank_on_the_node_also_where_each_worker_is_told_0(tmp_path: Path) -> None:
+    path = tmp_path / "board-1"
+    seat = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "EVERSTEP_ROUND": "3", VARIABLE: str(path)}
+    for environment, local_rank in ((seat, 0), ({**seat, LOCAL_RANK_VARIABLE: "1"}, 1)):
+        assert in_worker.make_board(environment) is not None
+        board = read_board(path)
+        assert board is not None
+        assert (board.rank, board.local_rank) == (5, local_rank)
 
 
 def test_a_board_reads_back_what_was_written(tmp_path: Path) -> None:
@@ -184,15 +236,41 @@ def test_what_is_no_board_is_none(tmp_path: Path) -> None:
         assert read_board(tmp_path / "board-1") is None, content
 
 
+def put_board(folder: Path, pid: int, rank: int = 0) -> Path:
+    """The board of a process, in a node's folder."""
+    folder.mkdir()
+    BoardWriter(str(folder / "board-0"), Board(pid, rank, 2, 0, 1, "demo"))
+    return folder / "board-0"
+
+
 def test_boards_of_processes_that_have_ended_do_not_count(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     for number, pid in enumerate((process.pid, os.getpid())):
-        folder = tmp_path / f".everstep-0123456789ab-worker-0-{number}-x1y2z3__"
-        folder.mkdir()
-        BoardWriter(str(folder / "board-0"), Board(pid, number, 2, 0, 1, "demo"))
+        put_board(tmp_path / f".everstep-0123456789ab-worker-0-{number}-x1y2z3__", pid, number)
     (worker,) = local_workers(tmp_path)
     assert (worker.node, worker.board.rank) == ("worker-0-1", 1)
+
+
+def test_what_others_put_where_boards_are_looked_for_is_no_worker(tmp_path: Path) -> None:
+    board = put_board(tmp_path / ".everstep-x", os.getpid())
+    for number, pid in enumerate((0, -1, 1 << 40)):
+        put_board(tmp_path / f".everstep-0123456789ab-worker-0-{number}-x1y2z3__", pid)
+    folder = tmp_path / ".everstep-0123456789ab-worker-0-9-x1y2z3__"
+    folder.mkdir()
+    os.mkfifo(folder / "board-0")
+    (folder / "board-1").symlink_to(board)
+    (folder / "board-2").mkdir()
+    assert local_workers(tmp_path) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_board_of_another_user_than_its_processs_is_forged(is_folder: bool, tmp_path: Path) -> None:
+    board = put_board(tmp_path / ".everstep-0123456789ab-worker-0-0-x1y2z3__", os.getpid())
+    assert len(local_workers(tmp_path)) == 1
+    os.chown(board.parent if is_folder else board, 65534, 65534)
+    assert local_workers(tmp_path) == []
 
 
 def test_of_two_workers_with_one_rank_the_later_rounds_counts(tmp_path: Path) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from everstep.cli import top
+from everstep.runtime.watch.board_fields import Board
+from everstep.runtime.watch.find_workers import LocalWorker
 from everstep.runtime.watch.kernel_profile import ITERATIONS, LOOK_S, KernelProfile, request_file, trace_file
 from tests.launch.launchers import EVERSTEP, Launcher, until
 
@@ -66,3 +69,13 @@ def test_a_script_that_profiles_itself_goes_on_and_the_answer_says_why_there_is_
     profile.after_step(LOOK_S)
     assert trace_file(board).read_text() == "torch's profiler: Profiler is already enabled on this thread"
     assert not request_file(board).exists()
+
+
+def test_a_link_that_another_user_has_put_in_the_place_of_a_request_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(top, "PROFILE_S", 0.0)
+    worker = LocalWorker("node", tmp_path / "board-0", Board(7, 0, 1, 0, 1))
+    request_file(worker.path).symlink_to(tmp_path / "elsewhere")
+    assert top._write_profiles([worker], tmp_path / "traces") == 1, "nobody has answered"
+    assert not (tmp_path / "elsewhere").exists()

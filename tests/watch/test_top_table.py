@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from everstep.cli import top_table
 from everstep.cli.main import main
 from everstep.cli.top_table import Reading, last_event, table, window
 from everstep.errors import BadInput
 from everstep.runtime.job.reasons import JobResult
 from everstep.runtime.job.records import JobEnded
 from everstep.runtime.journal import journal
+from everstep.runtime.protocol.worker_link import LOCAL_RANK_VARIABLE
 from everstep.runtime.store import open_store
 from everstep.runtime.system.gpu_readings import DeviceReading
 from everstep.runtime.watch.board_fields import Board
@@ -140,3 +142,16 @@ def test_a_job_whose_journal_says_nothing_is_waited_for_no_longer_than_for_a_rou
 def test_one_reading_waits_for_no_round(tmp_path: Path, run_top: Callable[..., int]) -> None:
     rank = present(tmp_path / "none")
     assert run_top([rank, rank, absent], "--times", "1") == 0
+
+
+@pytest.mark.parametrize(
+    "environment", [{"CUDA_VISIBLE_DEVICES": "4,5"}, {"CUDA_VISIBLE_DEVICES": "5", LOCAL_RANK_VARIABLE: "1"}]
+)
+def test_a_ranks_device_is_that_of_its_local_rank_on_the_node_or_the_one_that_it_sees_alone(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+    monkeypatch.setattr(top_table.psutil, "Process", lambda _: SimpleNamespace(environ=lambda: environment))
+    monkeypatch.setattr(top_table, "read_devices", lambda _, names: asked.extend(names))
+    top_table._device(LocalWorker("node", Path("board-1"), Board(7, 1, 2, 1, 1)), object())
+    assert asked == ["5"]
