@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from everstep.convert.field_reader import Fields, number_in
+from everstep.convert.launchers.torchrun import NODES, PROCESSES
 from everstep.convert.nearest import nearest
 from everstep.convert.shell import filled_in_at_start
 from everstep.convert.source import Pod
@@ -17,8 +18,11 @@ from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 
 _CONTAINER = [name for name in pod_template.CONTAINER if name not in ("image", "command", "args")]
 _OF_OPERATORS = {
-    name: name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_NUM", "WORKER_NUM")
-}
+    name: name
+    for name in (
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_NUM", "WORKER_NUM", NODES, *PROCESSES,
+    )
+}  # fmt: skip
 """Variables that operators set, each with what it is called here."""
 _REFERENCE = re.compile(r"\$\(([A-Z_][A-Z0-9_]*)\)")
 """To a variable; a command of a shell has a name in small letters."""

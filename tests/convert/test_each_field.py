@@ -245,9 +245,13 @@ def test_torchrun_starts_as_many_workers_as_a_pytorchjobs_operator_tells_it(
     assert "proc" not in noted(text).lower()
 
 
-def test_a_launcher_that_asks_kubeflows_variables_has_the_jobs_own_range_of_nodes() -> None:
-    command = '[bash, -c, "torchrun --nnodes=$PET_NNODES --nproc-per-node=$PET_NPROC_PER_NODE t.py"]'
-    text = re.sub(r"command: .*", f"command: {command}", (JOBS / "pytorch_job.yaml").read_text())
+@pytest.mark.parametrize(
+    "command",
+    ['[bash, -c, "torchrun --nnodes=$PET_NNODES --nproc-per-node=${PET_NPROC_PER_NODE} t.py"]',
+     '[torchrun, "--nnodes=$(PET_NNODES)", "--nproc-per-node=$(PET_NPROC_PER_NODE)", t.py]'],
+)  # fmt: skip
+def test_a_launcher_that_asks_kubeflows_variables_has_the_jobs_own_range_of_nodes(command: str) -> None:
+    text = re.sub(r"command: .*", lambda _: f"command: {command}", (JOBS / "pytorch_job.yaml").read_text())
     worker = convert(text, "f").arguments["job_spec"]["replicaSpecs"]["worker"]
     assert (worker["minReplicas"], worker["replicas"], worker["slots"]) == (5, 10, 4)
 
