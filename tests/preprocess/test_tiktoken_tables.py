@@ -83,7 +83,7 @@ def test_a_table_that_is_none_is_refused(name: str, content: bytes | None, expec
         encoding_of_table(name, content or table())
 
 
-@pytest.mark.parametrize("path", ["missing.tiktoken", "/data/cl100k.txt"])
+@pytest.mark.parametrize("path", ["missing.tiktoken", "/data/cl100k.txt", "x" * 300 + ".tiktoken"])
 def test_a_missing_table_is_refused_before_anything_starts(path: str) -> None:
     with pytest.raises(StepError, match=f"--vocab-file {path}: no such table"):
         Config(tokenizer_type="TiktokenTokenizer", vocab_file=path).check()
