@@ -6,6 +6,7 @@ A pipeline marks the fields of its config: `corpus: Annotated[str, LocalFile.TEX
 import ast
 import dataclasses
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from everstep.errors import BadInput
-from everstep.runtime.store import NoSuchKey, Store, StoreError, open_store
+from everstep.runtime.store import NoSuchKey, Store, StoreError, Unavailable, open_store
 from everstep.runtime.store.code import put_code
 
 C = TypeVar("C")
@@ -45,7 +46,7 @@ class LocalFile(Enum):
 
 
 def with_addresses(config: C, store_uri: str, code: str) -> C:
-    """The config with addresses in the store in place of this machine's paths. Raises BadInput.
+    """The config with addresses in the store in place of this machine's paths. Raises BadInput, Unavailable.
 
     `code`: the folder that comes along with each script; "": the script alone.
     """
@@ -61,7 +62,8 @@ def with_addresses(config: C, store_uri: str, code: str) -> C:
             if (value := upload.address(kind)) is not None:
                 changes[name] = value
     except StoreError as error:
-        raise BadInput(
+        error_type = Unavailable if isinstance(error, Unavailable) else BadInput
+        raise error_type(
             f"{error}; this machine's files cannot be put into the store: set its variables here, too, or give s3:// "
             "addresses"
         ) from None
@@ -92,18 +94,20 @@ class _Upload:
     def address(self, kind: LocalFile) -> str | None:
         """What the manifest says instead; None: the value stays. Raises BadInput, StoreError."""
         path = Path(self.value.removeprefix("file://"))
-        match kind:
+        match kind:  # By os.path: Path.is_file raises for a text that is too long for a name.
             case LocalFile.TEXT:
                 return self._text()
-            case LocalFile.TOKENIZER if path.is_file():
-                return self._folder("tokenizers", {"tokenizer.json": path}, FINISHED_MODEL)
-            case LocalFile.TOKENIZER if path.is_dir():
+            case LocalFile.TOKENIZER if os.path.isfile(path):
+                config = path.with_name("tokenizer_config.json")
+                files = {"tokenizer.json": path} | ({config.name: config} if config.is_file() else {})
+                return self._folder("tokenizers", files, FINISHED_MODEL)
+            case LocalFile.TOKENIZER if os.path.isdir(path):
                 return self._folder("tokenizers", _files_of(path, MODEL_KINDS[1:]), FINISHED_MODEL)
-            case LocalFile.MODEL if path.is_dir():
+            case LocalFile.MODEL if os.path.isdir(path):
                 return self._folder("models", _files_of(path, MODEL_KINDS), FINISHED_MODEL)
-            case LocalFile.SCRIPT if path.is_file():
+            case LocalFile.SCRIPT if os.path.isfile(path):
                 return self._script(path.resolve())
-            case LocalFile.JOB_SPEC if path.is_file():
+            case LocalFile.JOB_SPEC if os.path.isfile(path):
                 return path.read_text().rstrip("\n") + "\n"  # More than one line: the text itself, not a file's name.
             case _:
                 return None

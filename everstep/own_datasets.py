@@ -62,7 +62,9 @@ class _MapStyle:
         for parts in self._plan(start.consumed, place):
             consumed += self._size(consumed)
             assert self.samples is not None
-            yield FetchedBatch(parts, [next(fetch) for _ in parts], Position(consumed, *divmod(consumed, self.samples)))
+            epoch = (consumed - 1) // self.samples  # In which the batch's last sample is.
+            after = Position(consumed, epoch, consumed - epoch * self.samples)
+            yield FetchedBatch(parts, [next(fetch) for _ in parts], after)
 
     def _plan(self, consumed: int, place: Place) -> Iterator[list[Part]]:
         while size := self._size(consumed):

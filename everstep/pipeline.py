@@ -20,7 +20,7 @@ from everstep.options import Submission
 from everstep.runtime.display.flaghelp import Flags
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.store import StoreError, absolute_uri, open_store, require_writes
+from everstep.runtime.store import StoreError, Unavailable, absolute_uri, open_store, require_writes
 from everstep.shell_settings import archive_limits, checked_variables
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def parameter(name: str) -> str:
 
 
 def check_step(config: Any, **flags_of: str) -> None:
-    """Raise BadInput if a step's config is wrong in a way that shows before anything starts.
+    """Raise BadInput if a step's config is wrong in a way that shows before anything starts, StoreError if a store
+    does not answer.
 
     `flags_of` maps a field of the step to the pipeline's field if that has another name; the message then names the
     flag that was typed: `check_step(corpus.Config(source=self.corpus), source="corpus")`.
@@ -60,7 +61,9 @@ def check_step(config: Any, **flags_of: str) -> None:
         message = str(error)
         for theirs, own in flags_of.items():
             message = re.sub(rf"--{theirs.replace('_', '-')}(?![\w-])", f"--{own.replace('_', '-')}", message)
-        raise BadInput(message) from None
+        # A step's own error has an exit code.
+        passes = isinstance(error, Unavailable) or getattr(error, "code", None) == ExitCode.TRY_AGAIN
+        raise (Unavailable if passes else BadInput)(message) from None
 
 
 ANNOTATION = "workflows.argoproj.io"
@@ -68,7 +71,8 @@ ANNOTATION = "workflows.argoproj.io"
 
 
 def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
-    """Parse the flags, build the workflow, run or print it, and exit: 0 done, 1 failed, 2 bad input, 130 interrupted.
+    """Parse the flags, build the workflow, run or print it, and exit: 0 done, 1 failed, 2 bad input, 75 try again,
+    130 interrupted.
 
     The config may have methods that raise BadInput: `check` for input that no step could use, and `check_machine` for
     what this machine is too small for, which is called before a local run. Raises SystemExit alone: an error of the
@@ -84,6 +88,9 @@ def submit(build: "Callable[[C], Workflow]", config_type: type[C]) -> NoReturn:
     except PermissionError as error:
         print(f"{prog}: {permission_line(error)}", file=sys.stderr)
         code = ExitCode.BAD_INPUT
+    except Unavailable as error:
+        print(f"{prog}: {error}", file=sys.stderr)
+        code = ExitCode.TRY_AGAIN
     except KeyboardInterrupt:
         print(f"{prog}: interrupted before it was known whether the run was submitted", file=sys.stderr)
         code = 130
@@ -234,7 +241,8 @@ def _run_locally(manifest: dict[str, Any], name: str, how: Submission, reason: s
     try:
         require_writes(open_store(how.store))
     except StoreError as error:
-        raise BadInput(f"--store {how.store}: {error}") from None
+        error_type = Unavailable if isinstance(error, Unavailable) else BadInput
+        raise error_type(f"--store {how.store}: {error}") from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,7 +11,7 @@ import numpy as np
 from everstep.runtime.data.errors import DatasetError
 from everstep.runtime.data.indexed_dataset import IndexedDataset
 from everstep.runtime.data.range_reads import Tokens
-from everstep.runtime.store import NoSuchKey, StoreError, TooLarge, fetch_folder
+from everstep.runtime.store import NoSuchKey, StoreError, TooLarge, Unavailable, fetch_folder
 
 MANIFEST = "dataset.json"
 SPLITS = ("train", "validation")
@@ -56,7 +56,8 @@ def open_dataset(uri: str) -> TokenDataset:
     Data in S3 is fetched once for all processes of this machine. If the dataset exceeds EVERSTEP_CACHE_BYTES,
     everything but the tokens is fetched, and tokens are read by ranges.
 
-    Raises DatasetError: there is no finished dataset, files do not match `dataset.json`, or the split has no tokens.
+    Raises DatasetError: there is no finished dataset, files do not match `dataset.json`, or the split has no tokens;
+    Unavailable if the store does not answer.
     """
     place, _, split = uri.partition("#")
     split = split or "train"
@@ -72,8 +73,10 @@ def open_dataset(uri: str) -> TokenDataset:
         raise DatasetError(
             f"{place}: no finished dataset (no {MANIFEST}); make one with everstep.steps.preprocess"
         ) from None
+    except Unavailable:
+        raise
     except StoreError as error:
-        raise DatasetError(str(error)) from error
+        raise DatasetError(str(error)) from None
     meta = _read_manifest(folder / MANIFEST)
     entry = meta[split]
     indexed = IndexedDataset(folder / entry["prefix"], f"{far}/{entry['prefix']}{TOKENS_SUFFIX}" if far else "")

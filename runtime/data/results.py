@@ -45,6 +45,9 @@ def write_results(store: Store, job: str, values: Mapping[str, Value | Scalar | 
 
     Raises ResultsError, StoreError.
     """
+    for name, value in values.items():
+        if isinstance(value, Path) and not _fits_key(name):
+            raise ResultsError(f"result {name}: a Path needs a name of letters, digits and . _ -; rename it")
     before = read_results(store, job)
     results: dict[str, Value] = {**before}
     for name, value in values.items():
@@ -57,7 +60,7 @@ def write_results(store: Store, job: str, values: Mapping[str, Value | Scalar | 
             f"results of {len(text)} bytes, at most {MOST_BYTES} are kept: write long ones to a file, give its Path"
         )
     store.put(results_key(job), text)
-    for name in values:
+    for name in filter(_fits_key, values):  # No copy has another name.
         _remove(store, job, name, keep=results[name])
     return results
 
@@ -92,6 +95,11 @@ def _plain_value(name: str, value: object) -> Value:
     raise ResultsError(
         f"result {name}: a {type(value).__name__}; give a text, a number, or the pathlib.Path of a file or folder"
     )
+
+
+def _fits_key(name: str) -> bool:
+    """Whether it can be one part of a key."""
+    return bool(name) and not _KEY_PART.search(name) and name not in (".", "..")
 
 
 def _copy(store: Store, job: str, name: str, path: Path) -> str:

@@ -87,6 +87,8 @@ class _World:
         """Requested nodes without a machine."""
         self._machine: dict[str, int] = {}
         self._node: dict[int, str] = {}
+        self._dead: set[str] = set()
+        """Nodes whose machine has failed, until they are removed: the master learns of it later."""
         self._away: set[int] = set()
         """Machines that are being repaired."""
         self._good: set[int] = set()
@@ -196,7 +198,9 @@ class _World:
         number = round_number(state)
         for name in names:
             node_state, machine = state.nodes.get(name), self._machine.get(name)
-            if machine is None or node_state is None or node_state.phase not in (NodePhase.REQUESTED, *_SURVIVING):
+            if machine is None or name in self._dead:
+                continue
+            if node_state is None or node_state.phase not in (NodePhase.REQUESTED, *_SURVIVING):
                 continue
             holdings: tuple[Holding, ...] = ()
             if node_state.phase in _SURVIVING and self._staged:
@@ -229,6 +233,9 @@ class _World:
         state = self.brain.state
         if round_number(state) != number or not state.nodes.count(ROLE, (NodePhase.RUNNING,)):
             return
+        assert state.round is not None, "it is running"
+        if not self._dead.isdisjoint(member.node for member in state.round.members[ROLE]):
+            return  # The master breaks this round when it learns of it.
         self._count_work()
         members = sum(state.members.values())
         self._rate = members / self.nodes
@@ -278,7 +285,9 @@ class _World:
 
     def _fail(self, failure: Failure) -> None:
         """Machines fail: those that train stop the round at once, though the master learns of it later."""
-        lost_machines = [machine for machine in failure.machines if machine not in self._away]
+        # The trace may have machines beyond those of this policy, for another one with more spares.
+        present = [machine for machine in failure.machines if machine < self.outcome.machines]
+        lost_machines = [machine for machine in present if machine not in self._away]
         lost_machines = [
             machine for machine in lost_machines if not (machine in self._good and machine in self.trace.bad)
         ]
@@ -286,6 +295,7 @@ class _World:
         if not failure.process:
             for machine in lost_machines:
                 self._repair(machine, failure.repair_s)
+            self._dead.update(nodes)
         training = [name for name in nodes if self.brain.state.nodes[name].phase is NodePhase.RUNNING]
         if not nodes:
             return
@@ -324,6 +334,7 @@ class _World:
         machine = self._machine.pop(node, None)
         if machine is None:
             return
+        self._dead.discard(node)
         del self._node[machine]
         if machine not in self._away:
             self._free.append(machine)

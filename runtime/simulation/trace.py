@@ -91,7 +91,7 @@ def _bursts(chance: random.Random, machines: int, seconds: float, rates: Rates) 
         return []
     failures, time = [], 0.0
     while (time := time + chance.expovariate(1 / (rates.burst_h * HOUR))) < seconds:
-        first = chance.randrange(max(1, machines // rates.burst_machines)) * rates.burst_machines
+        first = chance.randrange(-(-machines // rates.burst_machines)) * rates.burst_machines
         lost_machines = tuple(range(first, min(first + rates.burst_machines, machines)))
         failures.append(
             Failure(time, lost_machines, silent=True, repair_s=chance.expovariate(1 / (rates.repair_h * HOUR)))

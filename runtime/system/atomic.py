@@ -33,17 +33,17 @@ def replace(path: Path, data: bytes | str) -> None:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
-def create(path: Path, data: str, mode: int = 0o600) -> bool:
-    """Create the file unless it exists (False). If several try at once, one succeeds."""
+def create(path: Path, data: bytes | str, mode: int = 0o600) -> bool:
+    """Create the file unless it exists (False). If several try at once, one succeeds. Needs hard links."""
     fresh = _temporary_path(path)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-        file.write(data)
     try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
         os.link(fresh, path)
     except FileExistsError:
         return False
     finally:
-        fresh.unlink()
+        fresh.unlink(missing_ok=True)
     return True
 
 

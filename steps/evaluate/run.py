@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from everstep.runtime.data.errors import DatasetError
 from everstep.runtime.data.results import in_words
-from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.store import StoreError
 from everstep.runtime.store.code import script_name
 from everstep.steps.entry import Result, StepError, artifact, disk_error_code
@@ -67,9 +66,7 @@ def _measure(config: Config) -> Result:
     try:
         data = open_dataset(config.validation)
     except DatasetError as error:
-        cause = error.__cause__  # The store's own error, if that was the reason.
-        code = disk_error_code(cause) if isinstance(cause, OSError) else ExitCode.BAD_INPUT
-        raise StepError(f"--validation {error}", code) from None
+        raise StepError(f"--validation {error}") from None
     except StoreError as error:
         raise StepError(f"--validation {error}", disk_error_code(error)) from None
     key = f"models/{_digest(config, data)}"

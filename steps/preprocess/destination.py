@@ -1,5 +1,6 @@
 """Where --output-prefix leads: a folder of this machine, or a prefix of an S3 store (by way of a local folder)."""
 
+import errno
 import os
 import tempfile
 from contextlib import suppress
@@ -11,6 +12,7 @@ from everstep.runtime.system import atomic
 from everstep.steps.entry import StepError, disk_error_code
 
 S3 = "s3://"
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class OutputPlace(Protocol):
@@ -29,6 +31,10 @@ class OutputPlace(Protocol):
     def exists(self, name: str) -> bool: ...
 
     def write(self, name: str, data: bytes) -> None: ...
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write the file unless it exists (False). Of several that try at once, one succeeds."""
+        ...
 
     def publish(self, file: Path) -> None:
         """Move a finished file of a workspace to the output, under the same name."""
@@ -69,6 +75,16 @@ class _Folder:
         self._folder.mkdir(parents=True, exist_ok=True)
         atomic.replace(self._folder / name, data)
 
+    def create(self, name: str, data: bytes) -> bool:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            return atomic.create(self._folder / name, data, mode=0o666)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        self.write(name, data)  # Such a file system cannot say who is first.
+        return True
+
     def publish(self, file: Path) -> None:
         os.replace(file, self._folder / file.name)
 
@@ -100,6 +116,9 @@ class _Objects:
 
     def write(self, name: str, data: bytes) -> None:
         self._store.put(name, data)
+
+    def create(self, name: str, data: bytes) -> bool:
+        return self._store.create(name, data)
 
     def publish(self, file: Path) -> None:
         self._store.put(file.name, file)

@@ -5,7 +5,9 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from everstep.steps.entry import Result, StepError, artifact
@@ -15,12 +17,13 @@ from everstep.steps.preprocess.config import PAGE, Config
 from everstep.steps.preprocess.destination import OutputPlace, output_place
 from everstep.steps.preprocess.page import UNSPLIT
 from everstep.steps.preprocess.shard import VALIDATION
-from everstep.steps.preprocess.workspace import empty_shelf, shelf, workspace
+from everstep.steps.preprocess.workspace import empty_shelf, made_by_another, shelf, workspace
 
 VERSION = 2
 """Version of PREFIX_preprocess.json."""
 SPLIT_NAME = UNSPLIT
 """It is also the last word of Megatron's file names."""
+_RECORD = "_preprocess.json"
 _UNRECORDED = (
     "tasks",
     "workers",
@@ -45,13 +48,19 @@ def run(config: Config) -> Result:
     place, name = output_place(config.output_prefix)
     source = inputs.from_files(config.input, SPLIT_NAME, config.num_docs)
     settings = _settings(config, source)
-    names = _names(config, name)
+    if config.force:
+        _remove_earlier(config, place, name)
     seconds = 0.0
-    record = _find_earlier(config, place, name, names, settings)
+    record = _find_earlier(config, place, name, settings)
     if record is None:
-        record, seconds = _make(config, source, place, name, names, settings)
-    else:
-        # Of a command that ended between its record and its last removal.
+        try:
+            record, seconds = _make(config, source, place, name, settings)
+        except (OSError, StepError) as error:
+            if config.force:
+                raise
+            record = made_by_another(error, lambda: _find_earlier(config, place, name, settings))
+    if not seconds:
+        # Left by a command that ended between its record and its last removal, or by this one.
         empty_shelf(remote_shelf(config, place.uri, _digest(place, settings)))
     counts = [count for split in ("keys", VALIDATION) for count in record[split].values()]
     tokens = sum(count["tokens"] for count in counts)
@@ -69,8 +78,8 @@ def run(config: Config) -> Result:
     )
 
 
-def _write_record(place: OutputPlace, name: str, record: Mapping[str, Any]) -> None:
-    place.write(f"{name}_preprocess.json", (json.dumps(record, indent=1) + "\n").encode())
+def _encode_record(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(record, indent=1) + "\n").encode()
 
 
 def _names(config: Config, name: str) -> Names:
@@ -93,18 +102,33 @@ def _settings(config: Config, source: inputs.Input) -> dict[str, Any]:
     return {**changing, "input_digest": source.digest, "tokenizer_digests": digests}
 
 
-def _find_earlier(
-    config: Config, place: OutputPlace, name: str, names: Names, settings: dict[str, Any]
-) -> dict[str, Any] | None:
-    """The record of an earlier command with the same output. Raises StepError for other files under these names."""
-    record = f"{name}_preprocess.json"
-    files = [f"{output}.{suffix}" for output in names.values() for suffix in ("bin", "idx")]
+def _files(config: Config, name: str) -> list[str]:
+    """What the command leaves besides its record and its page."""
+    files = [f"{output}.{suffix}" for output in _names(config, name).values() for suffix in ("bin", "idx")]
+    return [*files, f"{name}_tokenizer.json"] if _trains(config) else files
+
+
+def _trains(config: Config) -> bool:
+    return not (config.tokenizer or config.tokenizer_type)
+
+
+def _remove_earlier(config: Config, place: OutputPlace, name: str) -> None:
+    """Remove the files of this command, and those of an earlier one by its record; but no tokenizer that is given."""
+    files, given = _files(config, name), {path.resolve() for path in vocabulary.tokenizer_files(config)}
+    with suppress(ValueError, KeyError, TypeError):
+        earlier = json.loads(place.read(f"{name}{_RECORD}") or b"")["settings"]
+        deciding = ("jsonl_keys", "validation_share", "tokenizer", "tokenizer_type")
+        files += _files(replace(config, **{field: earlier[field] for field in deciding}), name)
+    for file in (f"{name}{_RECORD}", *reversed(files)):
+        if Path(place.uri, file).resolve() not in given:
+            place.remove(file)
+
+
+def _find_earlier(config: Config, place: OutputPlace, name: str, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The record of another command with the same output. Raises StepError for other files under these names."""
+    record, files = f"{name}{_RECORD}", _files(config, name)
     existing_names = [name for name in (*files, record) if place.exists(name)]
     if not existing_names:
-        return None
-    if config.force:
-        for name in (record, *reversed(files)):
-            place.remove(name)
         return None
     try:
         earlier = json.loads(place.read(record) or b"")
@@ -127,25 +151,41 @@ def _digest(place: OutputPlace, settings: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([place.uri, settings]).encode()).hexdigest()[:16]
 
 
+def _claim(config: Config, place: OutputPlace, name: str, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """Record that the files of this command get their names now.
+
+    Returns the record of another command that was first, if it has done the same work. Raises StepError if it has not.
+    """
+    claim = _encode_record({"version": VERSION, "settings": settings})
+    if config.force:
+        place.write(f"{name}{_RECORD}", claim)
+    elif not place.create(f"{name}{_RECORD}", claim):
+        return _find_earlier(config, place, name, settings)
+    return None
+
+
 def _make(
-    config: Config, source: inputs.Input, place: OutputPlace, name: str, names: Names, settings: dict[str, Any]
+    config: Config, source: inputs.Input, place: OutputPlace, name: str, settings: dict[str, Any]
 ) -> tuple[dict[str, Any], float]:
-    """The record of the output, and the seconds from the first byte read to the last written."""
+    """The record of the output, and the seconds from the first byte read to the last written; 0 if another command
+    was first."""
     digest = _digest(place, settings)
     with (
         workspace(place.workspace(f"{name}-{digest}")) as folder,
         shelf(folder, remote_shelf(config, place.uri, digest)) as shelf_uri,
     ):
+        names = _names(config, name)
         words = vocabulary_of(config, source)
         outputs = {split_and_key: folder / output for split_and_key, output in names.items()}
         result_built = build(config, source, words, shelf_uri, outputs, config.output_prefix)
         began = time.monotonic()
-        _write_record(place, name, {"version": VERSION, "settings": settings})
+        if (other := _claim(config, place, name, settings)) is not None:
+            return other, 0.0
         for suffix in ("bin", "idx"):  # without its .idx nobody reads a .bin
             for output in names.values():
                 place.publish(folder / f"{output}.{suffix}")
         seconds = result_built.seconds + time.monotonic() - began
-        if not config.tokenizer_type and not vocabulary.tokenizer_files(config):
+        if _trains(config):
             place.write(f"{name}_tokenizer.json", words.json)
         place.write(f"{name}_preprocess.html", result_built.page.encode())
         counts = {
@@ -154,5 +194,5 @@ def _make(
         }
         splits = {"keys": counts[SPLIT_NAME], VALIDATION: counts[VALIDATION]}
         record = {"version": VERSION, **result_built.facts, **splits, "settings": settings}
-        _write_record(place, name, record)
+        place.write(f"{name}{_RECORD}", _encode_record(record))
     return record, seconds

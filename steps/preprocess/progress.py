@@ -65,11 +65,12 @@ def show_progress(shelf: str, total: Total, every: int) -> Iterator[None]:
     def tell() -> None:
         last = 0
         while not end_event.wait(_STORE_INTERVAL_S if is_s3_uri(shelf) else _INTERVAL_S):
-            now = read_done(shelf)
-            if now.documents >= last + max(1, every):
-                last = now.documents
-                print(progress_line(now, total, time.monotonic() - began), file=sys.stderr, flush=True)
-            write_for_argo(now.stored >> 10, max(1, total.stored >> 10), os.environ)
+            with suppress(OSError):  # What cannot be read or written now is told next time.
+                now = read_done(shelf)
+                if now.documents >= last + max(1, every):
+                    last = now.documents
+                    print(progress_line(now, total, time.monotonic() - began), file=sys.stderr, flush=True)
+                write_for_argo(now.stored >> 10, max(1, total.stored >> 10), os.environ)
 
     thread = threading.Thread(target=tell, name="progress", daemon=True)
     thread.start()

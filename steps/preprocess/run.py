@@ -34,15 +34,22 @@ def run(config: Config) -> Result:
     digest = _digest(config, corpus)
     key = f"datasets/{digest}"
     meta = data_folder.find_manifest(config.store, key, MANIFEST)
-    speed, seconds = "", 0.0
+    seconds = 0.0
     if meta is None:
-        meta, seconds = _make(config, corpus, key)
-        speed = f"  {(meta['train']['bytes'] + meta['validation']['bytes']) / 1e6 / seconds:.1f} MB/s"
+        try:
+            meta, seconds = _make(config, corpus, key)
+        except (OSError, StepError) as error:
+            from everstep.steps.preprocess.workspace import made_by_another
+
+            meta = made_by_another(error, lambda: data_folder.find_manifest(config.store, key, MANIFEST))
     else:
         print(f"dataset {digest} is in the store already", file=sys.stderr)
+    if not seconds:
         _remove_left_shards(config, key)
     tokens = meta["train"]["tokens"] + meta["validation"]["tokens"]
     uri = data_folder.data_uri(config.store, key)
+    size = meta["train"]["bytes"] + meta["validation"]["bytes"]
+    speed = f"  {size / 1e6 / seconds:.1f} MB/s" if seconds else ""
     rate = {"tokens_per_s": round(tokens / seconds)} if seconds else {}
     return Result(
         summary=f"{tokens / 1e6:.1f} M tokens{speed}",
@@ -54,6 +61,7 @@ def run(config: Config) -> Result:
 
 def _digest(config: Config, corpus: inputs.Corpus) -> str:
     """Digest of everything that changes the tokens, and of nothing else: 16 hexadecimal digits."""
+    from everstep.steps.preprocess.tiktoken_tables import SUFFIX
     from everstep.steps.preprocess.vocabulary import tokenizer_files
 
     same = ("eod_token", "append_eod", "on_error", "jsonl_keys", "tokenizer_type", *CLEANING)
@@ -61,7 +69,9 @@ def _digest(config: Config, corpus: inputs.Corpus) -> str:
     parts["corpus"] = corpus.digest
     files = tokenizer_files(config)
     tokenizer_choice = config.vocab_file or config.vocab_size  # An encoding by its name; a size to train.
-    parts["tokenizer"] = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files] or tokenizer_choice
+    identity = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
+    identity += [path.name for path in files if path.name.endswith(SUFFIX)]  # Two encodings may share a table.
+    parts["tokenizer"] = identity or tokenizer_choice
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

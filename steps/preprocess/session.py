@@ -92,18 +92,36 @@ def spark(master: str, cores: int, executor_cores: int) -> Iterator["SparkContex
 @contextmanager
 def explain_failures(place: str) -> Iterator[None]:
     """Turn the failure of a Spark job into one line. `place` is where its tasks write."""
-    from py4j.protocol import Py4JError, Py4JJavaError
+    from py4j.protocol import Py4JError
 
     try:
         yield
     except (Py4JError, ConnectionError) as error:
-        message = str(error)
-        if isinstance(error, Py4JJavaError):
-            message = str(error.java_exception.toString())
+        message = _message(error)
         if os.strerror(errno.ENOSPC) in message:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place) from error
         print(message, file=sys.stderr)
         raise StepError("Spark's job failed, see above; run the step again", code=ExitCode.TRY_AGAIN) from error
+
+
+@contextmanager
+def _explain_start() -> Iterator[None]:
+    """Turn a failed start into one line: Spark, its master or the API server may answer at another try."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkRuntimeError
+
+    try:
+        yield
+    except (PySparkRuntimeError, Py4JError, ConnectionError) as error:
+        (line, *_) = _message(error).splitlines() or [type(error).__name__]
+        raise StepError(f"Spark did not start: {line}", code=ExitCode.TRY_AGAIN) from error
+
+
+def _message(error: Exception) -> str:
+    """The error's text: Java's own, without a stack trace, if that is where it happened."""
+    from py4j.protocol import Py4JJavaError
+
+    return str(error.java_exception.toString()) if isinstance(error, Py4JJavaError) else str(error)
 
 
 def _copy_defaults(folder: Path, master: str) -> None:
@@ -145,10 +163,9 @@ def _set_environment(folder: Path, address: str) -> None:
 def _submitted_context() -> "SparkContext":
     from pyspark import SparkConf, SparkContext
 
-    conf = (
-        SparkConf().setIfMissing("spark.app.name", "everstep-preprocess").setExecutorEnv("PYTHONPATH", _package_root())
-    )
-    return SparkContext(conf=conf)
+    with _explain_start():
+        conf = SparkConf().setIfMissing("spark.app.name", "everstep-preprocess").setExecutorEnv("PYTHONPATH", _package_root())
+        return SparkContext(conf=conf)
 
 
 def _package_root() -> str:
@@ -166,16 +183,13 @@ def _package_file(package: str) -> str:
 
 def _start(spark_settings: Mapping[str, str], java: subprocess.Popen[bytes], folder: Path) -> "SparkContext":
     from pyspark import SparkConf, SparkContext  # slow, so done while Java starts
-    from pyspark.errors import PySparkRuntimeError
 
     logging.getLogger("py4j").setLevel(logging.ERROR)
     conf = SparkConf(loadDefaults=False).setAppName("everstep-preprocess").setAll(list(spark_settings.items()))
     port, secret = gateway.wait_for_connection(java, folder)
     os.environ.update({SUBMITTED: str(port), "PYSPARK_GATEWAY_SECRET": secret})
-    try:
+    with _explain_start():
         return SparkContext(conf=conf.setExecutorEnv("PYTHONPATH", _package_root()))
-    except PySparkRuntimeError as error:
-        raise StepError(f"Spark did not start: {str(error).splitlines()[0]}", code=ExitCode.TRY_AGAIN) from error
 
 
 def settings(master: str, cores: int, executor_cores: int, folder: Path) -> dict[str, str]:
@@ -203,8 +217,12 @@ def _own_address(master: str) -> str:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, int(port)))
             return probe.getsockname()[0]
+    except OverflowError:
+        raise StepError(f"--spark-master {master}: a port is at most 65535") from None
     except OSError as error:
-        raise StepError(f"--spark-master {master}: {host} cannot be reached ({error.strerror or error})") from None
+        code = ExitCode.TRY_AGAIN if error.errno == socket.EAI_AGAIN else ExitCode.BAD_INPUT
+        what = f"--spark-master {master}: {host} cannot be reached ({error.strerror or error})"
+        raise StepError(what, code) from None
 
 
 def own_pod(environment: Mapping[str, str]) -> masters.Pod:

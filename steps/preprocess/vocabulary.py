@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from everstep.runtime.exit_codes import ExitCode
 from everstep.steps.entry import StepError
 from everstep.steps.model.tokenizer import find_tokenizer
 from everstep.steps.preprocess.config import Config
@@ -107,15 +108,15 @@ def _tiktoken(config: Config) -> Vocabulary:
 def _named_encoding(name: str) -> Any:
     import tiktoken
 
+    if name not in (names := tiktoken.list_encoding_names()):
+        raise StepError(f"--vocab-file {name}: not one of tiktoken's encodings; it has {', '.join(names)}")
     try:
         return tiktoken.get_encoding(name)
-    except ValueError:
-        names = ", ".join(tiktoken.list_encoding_names())
-        raise StepError(f"--vocab-file {name}: not one of tiktoken's encodings; it has {names}") from None
-    except OSError as error:  # fetched over the network unless it is in $TIKTOKEN_CACHE_DIR
+    except (OSError, ValueError) as error:  # fetched over the network unless it is in $TIKTOKEN_CACHE_DIR
         raise StepError(
             f"--vocab-file {name}: cannot be fetched ({_first_line(error)[:200]}); give its table {name}{SUFFIX}, or "
-            "set TIKTOKEN_CACHE_DIR to a folder that has it"
+            "set TIKTOKEN_CACHE_DIR to a folder that has it",
+            code=ExitCode.TRY_AGAIN,
         ) from None
 
 

@@ -8,15 +8,17 @@ output is in an S3 store, a prefix of that store. Tasks use `scratch_folder` and
 import os
 import shutil
 import struct
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.store import Store, is_s3_uri, open_store
+from everstep.runtime.store import Store, Unavailable, is_s3_uri, open_store
 from everstep.runtime.system.file_lock import open_locked
 from everstep.steps.entry import StepError, disk_error_code
 
@@ -83,6 +85,18 @@ def _is_interruption(error: OSError | StepError) -> bool:
     return code == ExitCode.TRY_AGAIN
 
 
+def made_by_another(error: OSError | StepError, find: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+    """What `find` finds of another run of the same work, which has finished first and removed the shards of this one.
+
+    Raises `error` if that is not why this run was interrupted.
+    """
+    found = find() if _is_interruption(error) else None
+    if found is None:
+        raise error
+    print("another run of the same work was first", file=sys.stderr)
+    return found
+
+
 def empty_shelf(elsewhere: str) -> None:
     """Remove all shards there; nothing to do if that is empty. Another run of the same work that uses them has to try
     again."""
@@ -126,7 +140,8 @@ class ShardProgress:
         self._next = time.monotonic() + self._every_s
         counts = COUNTS.pack(documents, tokens, size, stored_bytes)
         if is_s3_uri(self._uri):
-            open_shelf(self._uri).put(self._name, counts)
+            with suppress(Unavailable):  # The task goes on; the next report tells more.
+                open_shelf(self._uri).put(self._name, counts)
             return
         file = os.open(Path(self._uri, self._name), os.O_WRONLY | os.O_CREAT, 0o644)
         try:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from everstep.runtime.data import DatasetError, IndexedWriter, open_dataset
+from everstep.runtime.store import Unavailable
 
 
 @pytest.fixture
@@ -53,6 +54,17 @@ def test_an_unknown_split_is_refused_by_name(dataset: Path) -> None:
 
 def test_other_schemes_are_refused_by_name() -> None:
     assert "not gs://" in refusal_of("gs://bucket/dataset")
+
+
+def test_a_store_that_does_not_answer_is_no_fault_of_the_dataset(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_answer(*_: object) -> None:
+        raise Unavailable("no answer")
+
+    monkeypatch.setattr("everstep.runtime.data.dataset.fetch_folder", no_answer)
+    with pytest.raises(Unavailable, match="no answer"):
+        open_dataset(str(dataset))
 
 
 def test_an_unfinished_dataset_is_refused(dataset: Path) -> None:

@@ -62,6 +62,16 @@ def test_what_cannot_be_kept_is_refused_by_name_and_nothing_changes(
         write_results(store, "j", {"x": tmp_path / "empty"})
 
 
+def test_a_value_may_have_any_name_and_a_file_one_that_a_key_may_have(store: Store, tmp_path: Path) -> None:
+    assert write_results(store, "j", {"pr\u00e9cision": 0.9, "a/b": 1, "..": 2})["pr\u00e9cision"] == 0.9
+    file = tmp_path / "m.bin"
+    file.write_bytes(b"m")
+    for name in ("pr\u00e9cision", "a/b", ".."):
+        with pytest.raises(ResultsError, match=f"result {name}: a Path needs a name of letters, digits"):
+            write_results(store, "j", {"model": file, name: file})
+    assert not list(store.list("jobs/j/results/"))
+
+
 def test_a_link_out_of_a_folder_is_not_followed(store: Store, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "secret").write_text("s")

@@ -10,7 +10,7 @@ import pytest
 
 from everstep.errors import BadInput
 from everstep.local_files import LocalFile, project_files, with_addresses
-from everstep.runtime.store import fetch_folder, open_store
+from everstep.runtime.store import Store, Unavailable, fetch_folder, open_store
 from everstep.runtime.store.code import ARCHIVE, fetch_code, is_code_address, script_name
 from everstep.runtime.text import find_files
 from everstep.steps.model.tokenizer import find_tokenizer
@@ -88,6 +88,15 @@ def test_a_tokenizer_is_found_by_its_address(s3: MinIO, tmp_path: Path) -> None:
     assert find_tokenizer(address, "--tokenizer").read_text() == file.read_text()
 
 
+def test_a_tokenizer_comes_with_the_configuration_beside_it(store: str, tmp_path: Path) -> None:
+    """It names the token that ends documents."""
+    (tmp_path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "a"}')
+    address = with_addresses(Config(tokenizer=str(tmp_path / "tokenizer.json")), store, "").tokenizer
+    found = find_tokenizer(address, "--tokenizer")
+    assert found.with_name("tokenizer_config.json").read_text() == '{"eos_token": "a"}'
+
+
 def test_a_model_is_finished_where_its_address_leads(s3: MinIO, tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "pytorch_model.bin"):
         (tmp_path / name).write_text("{}")
@@ -101,6 +110,12 @@ def test_a_job_spec_is_its_text(store: str, tmp_path: Path) -> None:
     file.write_text("replicaSpecs: {worker: {replicas: 3}}")
     text = with_addresses(Config(job_spec=str(file)), store, "").job_spec
     assert job_of(Train(job_spec=text)).roles["worker"].nodes == 3
+
+
+def test_a_text_that_is_too_long_for_a_file_name_stays(store: str) -> None:
+    long = "{" + "x" * 300
+    config_before = Config(tokenizer=long, model=long, script=long, job_spec=long)
+    assert with_addresses(config_before, store, "") is config_before
 
 
 def project(folder: Path) -> Path:
@@ -211,3 +226,14 @@ def test_a_store_that_this_machine_cannot_write_is_one_line(
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(BadInput, match=r"cannot be put into the store.*or give s3://"):
         with_addresses(Config(corpus=str(tmp_path / "a.txt")), "s3://everstep-tests/here", "")
+
+def test_a_store_that_does_not_answer_may_do_so_at_another_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_answer(uri: str) -> Store:
+        raise Unavailable(f"{uri}: no answer")
+
+    monkeypatch.setattr("everstep.local_files.open_store", no_answer)
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(Unavailable, match=r"^s3://b: no answer; this machine's files cannot be put into the store"):
+        with_addresses(Config(corpus=str(tmp_path / "a.txt")), "s3://b", "")

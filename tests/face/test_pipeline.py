@@ -10,6 +10,10 @@ import pytest
 import yaml
 
 import everstep
+from everstep.errors import BadInput
+from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.store import StoreError, Unavailable
+from everstep.steps.entry import StepError
 
 ROOT = Path(__file__).parents[2]
 PIPELINE = ROOT / "pipelines" / "llama_finetune.py"
@@ -84,6 +88,41 @@ def test_parameters_that_were_set_come_first() -> None:
         model: str = "tiny"
 
     assert list(everstep.parameters(Config(model="smollm2"))) == ["model", "corpus", "nodes", "store"]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected_type"),
+    [
+        (Unavailable("--source s3://b: no answer"), Unavailable),
+        (StepError("--source s3://b: no answer", ExitCode.TRY_AGAIN), Unavailable),
+        (StoreError("--source s3://b: no answer"), BadInput),
+        (StepError("--source s3://b: no answer"), BadInput),
+    ],
+)
+def test_what_another_try_may_mend_is_not_taken_for_bad_input(error: Exception, expected_type: type[Exception]) -> None:
+    class Step:
+        def check(self) -> None:
+            raise error
+
+    with pytest.raises(expected_type, match=r"^--corpus s3://b: no answer$"):
+        everstep.check_step(Step(), source="corpus")
+
+
+def test_a_store_that_does_not_answer_is_one_line_and_exit_code_75(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @dataclass(frozen=True)
+    class Config:
+        corpus: str = ""
+
+        def check(self) -> None:
+            raise Unavailable("--corpus s3://b: no answer")
+
+    monkeypatch.setattr(sys, "argv", ["mine.py"])
+    with pytest.raises(SystemExit) as raised:
+        everstep.submit(lambda _: None, Config)  # type: ignore[arg-type, return-value]
+    assert raised.value.code == ExitCode.TRY_AGAIN
+    assert capsys.readouterr().err == "python mine.py: --corpus s3://b: no answer\n"
 
 
 MISTAKEN = """

@@ -3,20 +3,24 @@
 import json
 import pwd
 import re
+import socket
+import subprocess
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
+from everstep.runtime.exit_codes import ExitCode
 from everstep.steps.entry import StepError
-from everstep.steps.preprocess import Config, gateway, masters
+from everstep.steps.preprocess import Config, gateway, masters, session
 from everstep.steps.preprocess.executor import command
 from everstep.steps.preprocess.java import Java, version
 from everstep.steps.preprocess.job import cores
 from everstep.steps.preprocess.masters import Kind, kind_of
-from everstep.steps.preprocess.session import own_pod, settings, spark
+from everstep.steps.preprocess.session import SUBMITTED, own_pod, settings, spark
 from tests.harness import ROOT
 
 OWN: dict[str, Any] = {
@@ -84,6 +88,46 @@ def test_executors_of_a_cluster_come_as_tasks_need_them_and_find_the_driver(tmp_
     assert spark_settings["spark.dynamicAllocation.maxExecutors"] == "3"
     assert spark_settings["spark.executor.cores"] == "2"
     assert "spark.authenticate" not in spark_settings  # that is the cluster's to say
+
+
+@pytest.mark.parametrize(
+    ("error", "expected_code", "expected_text"),
+    [
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure"), ExitCode.TRY_AGAIN, "cannot be reached"),
+        (socket.gaierror(socket.EAI_NONAME, "Name not known"), ExitCode.BAD_INPUT, "cannot be reached"),
+        (OverflowError("port must be 0-65535"), ExitCode.BAD_INPUT, "a port is at most 65535"),
+    ],
+)
+def test_a_master_whose_address_is_not_known_now_may_be_known_at_another_try(
+    error: Exception, expected_code: ExitCode, expected_text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(socket.socket, "connect", fail)
+    with pytest.raises(StepError, match=f"--spark-master spark://h:70000: .*{expected_text}") as raised:
+        settings("spark://h:70000", 1, 1, tmp_path)
+    assert raised.value.code == expected_code
+
+
+@pytest.mark.parametrize("error", [Py4JNetworkError("no answer\nfrom Java"), ConnectionRefusedError("no answer")])
+@pytest.mark.parametrize("is_submitted", [True, False])
+def test_a_spark_that_does_not_answer_is_one_line_and_may_do_so_at_another_try(
+    error: Exception, is_submitted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    for name in (SUBMITTED, "PYSPARK_GATEWAY_SECRET"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setattr("pyspark.SparkConf" if is_submitted else "pyspark.SparkContext", fail)
+    monkeypatch.setattr(gateway, "wait_for_connection", lambda *_: (0, ""))
+    with pytest.raises(StepError, match=r"^Spark did not start: no answer$") as raised:
+        if is_submitted:
+            session._submitted_context()
+        else:
+            session._start({}, cast("subprocess.Popen[bytes]", None), tmp_path)
+    assert raised.value.code == ExitCode.TRY_AGAIN
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """What one Spark session proves of several jobs: they are run in this process, one after another."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from everstep.steps.corpus import Config as CorpusConfig
 from everstep.steps.corpus import archive
 from everstep.steps.corpus.run import run as make_corpus
 from everstep.steps.entry import StepError, disk_error_line
-from everstep.steps.preprocess import Config, build, destination, session, workspace
+from everstep.steps.preprocess import Config, build, destination, prefix, session, workspace
 from everstep.steps.preprocess.assemble import assemble
 from everstep.steps.preprocess.cleaning import digest_of
 from everstep.steps.preprocess.run import run
@@ -164,6 +164,57 @@ def test_a_command_that_ends_while_files_get_their_names_is_taken_up(
     assert result.facts["documents"] == len(IndexedDataset(tmp_path / "out/result_text_document")) == len(TEXTS)
 
 
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Of each file, when it was written and what is in it."""
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_of_two_commands_under_one_prefix_the_first_to_finish_counts(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_same: bool
+) -> None:
+    """The second one begins and ends while the first one's tasks run."""
+    first = config(tmp_path, inputs, input=str(inputs / "a.jsonl"), output_prefix=str(tmp_path / "out/result"))
+    second = first if is_same else replace(first, append_eod=True)
+    written: list[dict[str, tuple[int, bytes]]] = []
+
+    def build_after_the_second(*arguments: Any) -> build.BuildResult:
+        monkeypatch.setattr(prefix, "build", build.build)
+        run(second)
+        written.append(contents(tmp_path / "out"))
+        return build.build(*arguments)
+
+    monkeypatch.setattr(prefix, "build", build_after_the_second)
+    if is_same:
+        assert run(first).facts["documents"] == len(TEXTS)
+    else:
+        with pytest.raises(StepError, match=r"result_text_document\.bin exists, made from other input or settings"):
+            run(first)
+    assert contents(tmp_path / "out") == written[0]
+    assert len(list((tmp_path / "out").iterdir())) == len(written[0]) == 4
+
+
+def test_a_tokenizer_is_written_over_by_force_only_and_forced_commands_leave_none_of_the_earlier_files(
+    inputs: Path, tmp_path: Path
+) -> None:
+    out, files = tmp_path / "out", {"input": str(inputs / "a.jsonl"), "output_prefix": str(tmp_path / "out/result")}
+    out.mkdir()
+    (out / "result_tokenizer.json").write_text("mine")
+    trains: dict[str, object] = {**files, "tokenizer": "", "vocab_size": 300, "validation_share": 0.2}
+    with pytest.raises(StepError, match=r"result_tokenizer\.json exists, .* give --force"):
+        run(config(tmp_path, inputs, **trains))
+    assert (out / "result_tokenizer.json").read_text() == "mine"
+    run(config(tmp_path, inputs, **trains, force=True))
+    of_both_splits = {f"result_{split}text_document.{suffix}" for split in ("", "validation_") for suffix in ("bin", "idx")}
+    always = {"result_preprocess.html", "result_preprocess.json", "result_text_document.bin", "result_text_document.idx"}
+    assert set(contents(out)) == of_both_splits | always | {"result_tokenizer.json"}
+    run(config(tmp_path, inputs, **files, tokenizer=str(out / "result_tokenizer.json"), force=True))
+    assert set(contents(out)) == always | {"result_tokenizer.json"}, "a tokenizer that is given stays"
+    run(config(tmp_path, inputs, **trains, force=True))
+    run(config(tmp_path, inputs, **files, force=True))
+    assert set(contents(out)) == always
+
+
 @pytest.fixture
 def clustered(s3: MinIO, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """A store for output and shards, as of a step whose tasks run on a cluster."""
@@ -258,6 +309,31 @@ def test_shards_that_another_run_of_the_same_work_removes_cost_a_try(
     assert raised.value.code == ExitCode.TRY_AGAIN
     facts = run(settings).facts
     assert facts["train"]["documents"] + facts["validation"]["documents"] == len(TEXTS)
+
+
+@pytest.mark.parametrize("has_prefix", [True, False])
+def test_a_run_whose_shards_another_one_has_removed_at_its_end_takes_what_that_one_made(
+    inputs: Path,
+    corpus: str,
+    tmp_path: Path,
+    clustered: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture,
+    has_prefix: bool,
+) -> None:
+    files = {"input": str(inputs / "a.jsonl"), "output_prefix": f"{clustered.uri}/out/result"}
+    settings = config(tmp_path, inputs, **(files if has_prefix else {"input": corpus, "store": clustered.uri}))
+    others_outputs: list[Mapping[str, str]] = []
+
+    def assemble_after_another(*arguments: Any) -> np.ndarray:
+        monkeypatch.setattr(build, "assemble", assemble)
+        others_outputs.append(run(settings).outputs)
+        return assemble(*arguments)
+
+    monkeypatch.setattr(build, "assemble", assemble_after_another)
+    assert run(settings).outputs == others_outputs[0]
+    assert "another run of the same work was first" in capfd.readouterr().err
+    assert not [entry.key for entry in clustered.list("") if "shards/" in entry.key]
 
 
 def test_an_outage_while_shards_are_put_together_is_told_in_the_stores_words(

@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.store import open_store
+from everstep.runtime.store import Unavailable, open_store
 from everstep.runtime.text import extents
 from everstep.steps.entry import StepError
-from everstep.steps.preprocess import Config
+from everstep.steps.preprocess import Config, progress
 from everstep.steps.preprocess.cleaning import UNREADABLE
 from everstep.steps.preprocess.job import complete_results, first_read_time, require_all
 from everstep.steps.preprocess.plan import shards
@@ -43,6 +43,24 @@ def test_argos_progress_file_says_how_many_kilobytes_of_how_many(
     with show_progress(str(tmp_path), Total(0, 256 << 10), every=1):
         wait_until(lambda: (tmp_path / "argo").exists(), "Argo's progress file")
     assert (tmp_path / "argo").read_text() == "64/256"
+    assert "5 documents" in capfd.readouterr().err
+
+
+def test_progress_that_cannot_be_read_for_a_while_is_told_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    questions: list[str] = []
+
+    def answer_second(shelf: str) -> WorkDone:
+        questions.append(shelf)
+        if len(questions) == 1:
+            raise Unavailable("no answer")
+        return WorkDone(documents=5, tokens=50, bytes=500, stored=64 << 10)
+
+    monkeypatch.setattr(progress, "read_done", answer_second)
+    monkeypatch.setitem(os.environ, ARGO_FILE, str(tmp_path / "argo"))
+    with show_progress(str(tmp_path), Total(0, 256 << 10), every=1):
+        wait_until(lambda: (tmp_path / "argo").exists(), "Argo's progress file")
     assert "5 documents" in capfd.readouterr().err
 
 

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.runtime.data import IndexedDataset, write_cached_index, write_index
-from everstep.runtime.store import open_store
+from everstep.runtime.store import Store, Unavailable, open_store
 from everstep.runtime.text import extents
+from everstep.steps.preprocess import workspace
 from everstep.steps.preprocess.assemble import NOTHING_DROPPED, Source, assemble, kept_ranges
 from everstep.steps.preprocess.cleaning import Cleaning, digest_of
 from everstep.steps.preprocess.duplicates import Hashes, by_kind
@@ -253,6 +254,22 @@ def test_shards_in_a_store_are_those_of_a_folder_and_are_taken_again(tmp_path: P
     with shelf(tmp_path, store.uri) as uri:
         assert uri == store.uri
     assert not list(store.list(""))
+
+
+def test_a_task_goes_on_while_the_store_does_not_take_its_progress(
+    tmp_path: Path, s3: MinIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_answer(uri: str) -> Store:
+        raise Unavailable("no answer")
+
+    store = open_store(s3.new_prefix())
+    job, _ = tokenize(tmp_path, DOCUMENTS)
+    (planned,) = shards("document", extents(str(tmp_path / "a.jsonl")), 1)
+    monkeypatch.setattr(workspace, "open_shelf", no_answer)
+    write_shard(replace(job, uri=store.uri), planned, 0)
+    keys = [entry.key.rpartition(".")[2] for entry in store.list("")]
+    assert "done" in keys
+    assert "progress" not in keys
 
 
 def test_a_finished_shard_in_a_store_is_made_again_without_its_files(tmp_path: Path, s3: MinIO) -> None:

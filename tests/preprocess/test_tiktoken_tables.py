@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from everstep.runtime.exit_codes import ExitCode
 from everstep.steps.entry import StepError
 from everstep.steps.preprocess import Config
 from everstep.steps.preprocess.byte_level import HARD_CASES, bytes_of_characters
+from everstep.steps.preprocess.inputs import Corpus
+from everstep.steps.preprocess.run import _digest
 from everstep.steps.preprocess.tiktoken_tables import encoding_of_table, json_of_bytes, json_of_encoding
 from everstep.steps.preprocess.vocabulary import EOD, load, train
 
@@ -80,7 +83,38 @@ def test_a_table_that_is_none_is_refused(name: str, content: bytes | None, expec
         encoding_of_table(name, content or table())
 
 
-@pytest.mark.parametrize("path", ["missing.tiktoken", "/data/cl100k.txt"])
+@pytest.mark.parametrize("path", ["missing.tiktoken", "/data/cl100k.txt", "x" * 300 + ".tiktoken"])
 def test_a_missing_table_is_refused_before_anything_starts(path: str) -> None:
     with pytest.raises(StepError, match=f"--vocab-file {path}: no such table"):
         Config(tokenizer_type="TiktokenTokenizer", vocab_file=path).check()
+
+@pytest.mark.parametrize(
+    ("name", "expected_code", "expected_text"),
+    [
+        ("cl100k_base", ExitCode.TRY_AGAIN, r"cannot be fetched \(failed\); give its table"),
+        ("unknown", ExitCode.BAD_INPUT, "not one of tiktoken's encodings; it has .*cl100k_base"),
+    ],
+)
+@pytest.mark.parametrize("error", [OSError("failed"), ValueError("failed")])  # No connection; a torn download.
+def test_a_table_that_cannot_be_fetched_is_not_taken_for_an_unknown_one(
+    error: Exception, name: str, expected_code: ExitCode, expected_text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str) -> None:
+        raise error
+
+    monkeypatch.setattr("tiktoken.get_encoding", fail)
+    with pytest.raises(StepError, match=f"--vocab-file {name}: {expected_text}") as raised:
+        load(Config(tokenizer_type="TiktokenTokenizer", vocab_file=name))
+    assert raised.value.code == expected_code
+
+
+def test_two_encodings_with_one_table_make_two_datasets(tmp_path: Path) -> None:
+    def address_of(place: str) -> str:
+        path = tmp_path / place
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"IQ== 0\n")
+        return _digest(Config(tokenizer_type="TiktokenTokenizer", vocab_file=str(path)), Corpus("", "", 1, {}))
+
+    first = address_of("a/o200k_base.tiktoken")
+    assert first == address_of("b/o200k_base.tiktoken")
+    assert first != address_of("a/o200k_harmony.tiktoken")

@@ -11,6 +11,7 @@ from everstep.cli import simulate as simulate_command
 from everstep.cli.main import main
 from everstep.runtime.simulation import COSTS, Failure, Policy, Trace, draw_trace, parse_policy, parse_trace, simulate
 from everstep.runtime.simulation.draw import column_shares
+from everstep.runtime.simulation.outcome import Outcome
 from everstep.runtime.simulation.trace import Rates
 
 HOUR = 3600.0
@@ -59,6 +60,40 @@ def test_who_waits_for_all_does_nothing_while_a_machine_is_repaired() -> None:
     fails = trace(Failure(HOUR, (3,), repair_s=2 * HOUR))
     simulation = simulate(8, fails, Policy("p", shrink_after=9 * HOUR, min_share=1.0), COST)
     assert simulation.down_s > 2 * HOUR
+
+
+def test_a_machine_that_only_another_policy_has_is_of_no_use_when_it_is_repaired() -> None:
+    fails = trace(Failure(360.0, (8,), repair_s=360.0), Failure(HOUR, (3,), repair_s=2 * HOUR))
+    simulation = simulate(8, fails, Policy("p", shrink_after=9 * HOUR, min_share=1.0), COST)
+    assert simulation.down_s > 2 * HOUR
+
+
+def first_training(simulation: Outcome, after: float) -> tuple[float, int]:
+    """When training begins after that time, and of how many nodes."""
+    return next((time, nodes) for time, nodes in simulation.samples if time > after and nodes)
+
+
+SILENT = replace(COST, silent_s=600.0)
+
+
+def test_a_round_with_a_dead_member_does_not_train() -> None:
+    """The machine fails while the workers of the round start."""
+    fails = trace(Failure(HOUR, (3,), process=True), Failure(HOUR + 20, (5,), silent=True, repair_s=HOUR))
+    time, _ = first_training(simulate(8, fails, Policy("p"), SILENT), HOUR)
+    assert time > HOUR + 20 + SILENT.silent_s
+
+
+def test_a_dead_node_does_not_join() -> None:
+    """The machine fails before its node would join again."""
+    fails = trace(Failure(HOUR, (3,), process=True), Failure(HOUR + 2, (5,), silent=True, repair_s=HOUR))
+    time, nodes = first_training(simulate(8, fails, Policy("p"), SILENT), HOUR)
+    assert nodes == 7
+    assert time < HOUR + SILENT.silent_s
+
+
+def test_machines_of_a_switch_that_is_not_full_fail_too() -> None:
+    drawn = draw_trace(5, 1000 * HOUR, Rates(mtbf_h=0.0, burst_h=10.0, burst_machines=4), 0)
+    assert {machine for failure in drawn.failures for machine in failure.machines} == set(range(5))
 
 
 def test_when_a_switch_goes_the_state_comes_from_the_store() -> None:

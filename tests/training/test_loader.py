@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, IterableDataset, StackDataset, Subset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, StackDataset, Subset, get_worker_info
 
 from everstep.dataset_batches import ElasticSampler, LoadedBatch, Loader
 from everstep.dataset_reading import Reading, Shape
@@ -41,6 +41,15 @@ class Shuffled(IterableDataset[int]):
         order = list(range(SAMPLES))
         random.shuffle(order)
         return iter(order)
+
+
+class Divided(IterableDataset[int]):
+    """0..SAMPLES-1, divided among a DataLoader's workers."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = get_worker_info()
+        assert worker is not None
+        return iter(range(worker.id, SAMPLES, worker.num_workers))
 
 
 class HuggingFaceLike:
@@ -147,6 +156,15 @@ def test_two_epochs_have_two_orders_and_the_last_batch_is_what_is_left() -> None
     applied = [sample for batch in batches for sample in samples(batch)]
     assert applied[:SAMPLES] != applied[SAMPLES:]
     assert sorted(applied[:SAMPLES]) == sorted(applied[SAMPLES:]) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize(("batch", "expected"), [(SAMPLES, [0, 1]), (4, [0] * 5 + [1] * 7)])
+@pytest.mark.parametrize(("dataset", "streams"), [(Numbers(), None), (Shuffled(), None), (Divided(), 2)])
+def test_a_batchs_epoch_is_that_of_its_last_sample(
+    dataset: Any, streams: int | None, batch: int, expected: list[int]
+) -> None:
+    loader = open_loader(dataset, global_batch=batch, epochs=2, streams=streams)
+    assert [batch.epoch for batch in loader] == expected
 
 
 def test_a_loop_that_ends_with_its_data_shows_the_last_iteration_that_it_did() -> None:
