@@ -113,9 +113,9 @@ def test_the_fields_are_inputs_of_the_template_and_its_outputs_attributes_of_the
 
 
 def test_on_a_cluster_it_keeps_its_image_and_gets_the_stores_keys_as_the_other_steps_do(package: Any) -> None:
-    with Workflow(generate_name="own-", entrypoint="main", arguments={"store": "s3://b/p"}) as workflow:
-        with DAG(name="main"):
-            package.count_words.task("count", text="a b")
+    arguments = {"store": "s3://b/p"}
+    with Workflow(generate_name="own-", entrypoint="main", arguments=arguments) as workflow, DAG(name="main"):
+        package.count_words.task("count", text="a b")
     options = ClusterOptions("registry/everstep:1", "runner", store_secret="keys")
     spec = for_argo(workflow.to_dict(), "own-1", "ml", options, IMAGE)["spec"]
     (template,) = [template for template in spec["templates"] if template["name"] == "count-words"]

@@ -220,9 +220,9 @@ def test_a_user_who_acts_as_another_says_so_with_each_request(cluster: Cluster, 
     headers: list[tuple[str, str]] = []
 
     class Noting(KubeApi):
-        def do_GET(self) -> None:
+        def answer(self, path: list[str], query: dict[str, str], body: dict[str, Any]) -> None:
             headers.extend((name, text) for name, text in self.headers.items() if name.startswith("Impersonate"))
-            super().do_GET()
+            super().answer(path, query, body)
 
     user = {
         "token": cluster.token, "as": "ann", "as-uid": "7", "as-groups": ["dev", "ml"],
@@ -343,7 +343,7 @@ def test_a_proxy_of_another_kind_is_refused_in_one_line(
     cluster: dict[str, str], environment: dict[str, str], tmp_path: Path
 ) -> None:
     config = environment_of(tmp_path, {"server": "https://x", **cluster}, {"token": "t"})
-    with pytest.raises(ApiError, match="cluster c: proxy '.*': only http:// and https:// proxies can be used"):
+    with pytest.raises(ApiError, match=r"cluster c: proxy '.*': only http:// and https:// proxies can be used"):
         read_access({**environment, **config}, "")
 
 

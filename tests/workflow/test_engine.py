@@ -140,7 +140,11 @@ def test_a_step_that_succeeded_runs_again_when_it_is_asked_for_with_what_came_af
     assert engine.phase is Phase.SUCCEEDED
 
 
-LOCKED = {"name": "main", "synchronization": {"mutexes": [{"name": "m"}]}, "container": {"image": "i", "command": ["a"]}}
+LOCKED = {
+    "name": "main",
+    "synchronization": {"mutexes": [{"name": "m"}]},
+    "container": {"image": "i", "command": ["a"]},
+}
 
 
 def with_hook(expression: str) -> dict[str, Any]:

@@ -345,13 +345,14 @@ class KubeApi:
             error.passing = since is None or now < since + ALLOWED_S
         raise error
 
-    def _login_headers(self) -> list[tuple[str, str]]:
-        account = self._access.authorization()
-        return [*([("Authorization", account)] if account else []), *self._access.impersonation]
+    def _login_headers(self) -> Iterator[tuple[str, str]]:
+        if account := self._access.authorization():
+            yield "Authorization", account
+        yield from self._access.impersonation
 
     def _socket(self, path: str, query: Iterable[tuple[str, str]]) -> Any:
         assert self._session, "used outside of `async with`"
-        more: dict[str, Any] = {"headers": self._login_headers()}
+        more: dict[str, Any] = {"headers": [*self._login_headers()]}
         more |= {"server_hostname": self._access.server_name} if self._access.server_name else {}
         more |= {"proxy": self._access.proxy} if self._access.proxy else {}
         return self._session.ws_connect(
