@@ -202,7 +202,7 @@ class _Check:
             await self._create(names)
             came = await self._gather(names)
             verdicts = self._with_ends(await self._coordinator.check(came))
-            await self._coordinator.wait_until_dismissed(came, DISMISS_S)
+            await self._coordinator.wait_until_dismissed([name for name in came if name not in self._gone], DISMISS_S)
             await self._held.hold(self._job, verdicts, self._config.nodes, self._config.min_nodes)
             return verdicts
         finally:

@@ -59,7 +59,10 @@ def test_up_to_a_quarter_of_slow_links_are_told_exactly_though_partners_wait_for
 def test_seconds_of_devices_are_not_compared_with_those_of_cpus() -> None:
     """As where a new node has a partner that trains."""
     devices = (DeviceFinding("cuda:0", 0.9, 50_000.0, 52_000.0),)
-    new, other = Measurement("new", "a", 0.9, 0.0, 0.1, devices=devices), Measurement("other", "b", 2.9, 0.0, 0.1, devices=devices)
+    new, other = (
+        Measurement("new", "a", 0.9, 0.0, 0.1, devices=devices),
+        Measurement("other", "b", 2.9, 0.0, 0.1, devices=devices),
+    )
     partner = Measurement("partner", "c", 0.2, 0.0, 0.1)
     alone = [Round(1, (("partner", "new"),), "", {"partner": partner, "new": new})]
     assert not weigh(["partner", "new"], alone, ["partner"]).slow

@@ -145,7 +145,10 @@ def test_memory_that_another_process_has_taken_meanwhile_is_no_fault(monkeypatch
 )
 @pytest.mark.parametrize(
     "error",
-    [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB"), RuntimeError("CUDA error: out of memory")],
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB"),
+        RuntimeError("CUDA error: out of memory"),
+    ],
     ids=["of torch", "of CUDA"],
 )
 def test_a_full_device_is_not_tested_and_the_others_are(
