@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import save_file
-from transformers.trainer import Trainer, _is_peft_model
+from transformers.trainer import Trainer, _is_peft_model  # pyright: ignore[reportPrivateImportUsage]
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 

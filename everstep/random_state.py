@@ -1,4 +1,4 @@
-"""The random states of Python, numpy and torch, as text: so a checkpoint has the same tensors at any number of ranks."""
+"""The random states of Python, numpy and torch, as text: a checkpoint has the same tensors at any number of ranks."""
 
 import random
 from collections.abc import Sequence

@@ -281,5 +281,5 @@ def test_an_adapter_with_fsdp_is_refused_before_it_trains(worker: Any) -> None:
 
     worker()
     settings: Any = SimpleNamespace(fsdp=True, fsdp_config={"version": 2})
-    with pytest.raises(StateError, match="^fsdp with a model of PEFT: .* leave fsdp out$"):
+    with pytest.raises(StateError, match=r"^fsdp with a model of PEFT: .* leave fsdp out$"):
         EverstepCallback().on_init_end(settings, TrainerState(), TrainerControl(), model=Adapted(2, 2))

@@ -48,12 +48,13 @@ def main() -> None:
             folder, max_steps=options.iterations, per_device_train_batch_size=4, learning_rate=1e-3, logging_steps=1,
             save_strategy="no", use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], disable_tqdm=True,
         )  # fmt: skip
+        adapter = LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]) if options.lora else None
         checkpoints = EverstepCallback()
         trainer = DPOTrainer(
             model=build_model(len(tokenizer)), args=arguments,
             train_dataset=Dataset.from_list(pairs), processing_class=tokenizer, callbacks=[checkpoints],
-            ref_model=None if options.lora else build_model(len(tokenizer)),
-            peft_config=LoraConfig(r=4, lora_dropout=0.1, target_modules=["q_proj", "v_proj"]) if options.lora else None,
+            ref_model=None if adapter else build_model(len(tokenizer)),
+            peft_config=adapter,
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=checkpoints.resume())
     print(f"done after {trainer.state.global_step} steps")
