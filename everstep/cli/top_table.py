@@ -192,8 +192,8 @@ def _memory_bytes(pid: int) -> int | None:
 
 
 def _device(worker: LocalWorker, nvml: Any) -> DeviceReading | None:
-    """That of its local rank among those which its process was started with: its node's, or its own alone. None: it uses
-    none, or the driver does not say."""
+    """That of its local rank among those with which its process was started: its node's, or its own alone. None: it
+    uses none, or the driver does not say."""
     if nvml is None:
         return None
     try:

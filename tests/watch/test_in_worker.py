@@ -154,9 +154,10 @@ def test_iterations_phases_and_collectives_are_seen_from_outside(forks: Forks, t
 
 
 class Optimizer:
-    """One that keeps no state."""
+    """One that has no state yet."""
 
-    state: dict[str, object] = {}
+    def __init__(self) -> None:
+        self.state = dict[str, object]()
 
 
 def test_when_the_first_optimizer_is_gone_the_next_one_that_steps_counts(tmp_path: Path) -> None:
