@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import TypeVar
 
-LONG = ("survival", "checkpoint", "preprocess", "launch", "train", "check", "watch", "training", "docs", "evaluate", "store")
+LONG = (
+    "survival", "checkpoint", "preprocess", "launch", "train", "check", "watch", "training", "docs", "evaluate", "store",
+)  # fmt: skip
 """Folders whose tests take seconds each, the longest first: they train, or start Spark."""
 
 Test = TypeVar("Test")
