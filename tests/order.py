@@ -9,7 +9,8 @@ from itertools import groupby
 from typing import TypeVar
 
 LONG = (
-    "survival", "checkpoint", "preprocess", "launch", "train", "check", "watch", "training", "docs", "evaluate", "store",
+    "survival", "checkpoint", "preprocess", "launch", "train", "check", "watch", "training", "docs", "evaluate",
+    "store",
 )  # fmt: skip
 """Folders whose tests take seconds each, the longest first: they train, or start Spark."""
 
