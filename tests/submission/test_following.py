@@ -284,6 +284,7 @@ def test_a_refusal_of_what_was_allowed_until_now_is_asked_again(
 
     news_list = list(updates(route, "drill-1", wait))
     assert [news.trouble for news in news_list if isinstance(news, ApiError)] == [Trouble.BUSY]
+    assert not isinstance(news_list[-1], ApiError)
     assert news_list[-1]["status"]["phase"] == "Succeeded"
 
 

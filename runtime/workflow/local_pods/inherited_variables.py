@@ -12,7 +12,7 @@ from functools import cache
 from typing import NamedTuple
 
 from everstep.runtime.net.token import TOKEN_VARIABLE
-from everstep.runtime.platform import POD_VARIABLE, STEP_LABEL
+from everstep.runtime.platform import POD_VARIABLE
 from everstep.runtime.store.s3_settings import ACCESS_KEY, CA_FILES, ENDPOINTS, REGIONS, SECRET_KEY, TOKEN
 
 
@@ -50,8 +50,8 @@ NEVER_INHERITED = (POD_VARIABLE, TOKEN_VARIABLE)
 STORE_VARIABLES = VariableGroup(
     tuple(dict.fromkeys((*ENDPOINTS, ACCESS_KEY, SECRET_KEY, TOKEN, *REGIONS, *CA_FILES))),
     "the store and its keys, only for Everstep's own steps (containers with the command `python -m "
-    "everstep.steps.NAME`) and those of `everstep.step` (the main container of a template with the label "
-    f"`{STEP_LABEL}`), as on Argo only these get the Secret",
+    "everstep.steps.NAME`) and those of `everstep.step` (the main container of a template with a step's "
+    "label), as on Argo only these get the Secret",
 )
 _OWN_STEP = re.compile(r"everstep\.steps\.[a-z]+")
 
