@@ -36,11 +36,11 @@ def test_every_tasks_pods_mount_a_claim_that_is_there_and_one_that_the_workflow_
     assert len(each) == 2
     for spec in each:
         assert spec["volumes"] == [
-            {"name": "imagenet", "persistentVolumeClaim": {"claimName": "imagenet"}},
+            {"name": "claim-0", "persistentVolumeClaim": {"claimName": "imagenet"}},
             {"name": "claim-1", "persistentVolumeClaim": {"claimName": "{{workflow.name}}-claim-1"}},
         ]
         assert spec["containers"][0]["volumeMounts"] == [
-            {"name": "imagenet", "mountPath": "/data"}, {"name": "claim-1", "mountPath": "/out"},
+            {"name": "claim-0", "mountPath": "/data"}, {"name": "claim-1", "mountPath": "/out"},
         ]  # fmt: skip
     workflow = workflow_of(convert(job(BOTH), "f"), "store")
     assert workflow["spec"]["volumeClaimTemplates"] == [MADE]
@@ -61,8 +61,20 @@ def test_a_pods_own_volumes_stay_and_one_claim_at_two_places_is_one_volume() -> 
     text = text.replace("{spec: {", "{spec: {volumes: [{name: tmp, emptyDir: {}}], ")
     twice = [{"mountPath": place, "volumeClaimName": "nfs"} for place in ("/a", "/b")]
     spec, _ = pods(job(twice, text))
-    assert [volume["name"] for volume in spec["volumes"]] == ["tmp", "nfs"]
+    assert [volume["name"] for volume in spec["volumes"]] == ["tmp", "claim-0"]
     assert [mount["mountPath"] for mount in spec["containers"][0]["volumeMounts"]] == ["/tmp", "/a", "/b"]
+
+
+def test_a_claim_whatever_it_is_called_is_a_volume_by_a_valid_name_that_no_pod_has() -> None:
+    own = "volumes: [{name: claim-0, emptyDir: {}}, {name: nfs, emptyDir: {}}]"
+    text = volcano("", *TASKS).replace("{spec: {", f"{{spec: {{{own}, ", 1)
+    named = [{"mountPath": "/a", "volumeClaimName": "nfs"}, {"mountPath": "/b", "volumeClaimName": "team.data"}]
+    for spec in pods(job(named, text)):
+        claims = {volume["name"]: volume.get("persistentVolumeClaim") for volume in spec["volumes"]}
+        assert len(claims) == len(spec["volumes"])
+        assert claims["claim-0-job"] == {"claimName": "nfs"}
+        assert claims["claim-1"] == {"claimName": "team.data"}
+        assert [mount["name"] for mount in spec["containers"][0]["volumeMounts"]] == ["claim-0-job", "claim-1"]
 
 
 def test_a_script_on_a_jobs_volume_is_started_by_the_nodes() -> None:

@@ -1,6 +1,6 @@
 """A Volcano Job's own volumes, which all its pods mount: claims that are there, or that are made for the job."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ _GONE = (
 def with_volumes(fields: Fields, roles: Sequence[Role]) -> tuple[tuple[Role, ...], tuple[dict[str, Any], ...]]:
     """(the roles, whose pods mount them, claims that the workflow must make). Raises ConvertError."""
     volumes, mounts, made = dict[str, str](), dict[str, str](), list[dict[str, Any]]()
+    taken = [volume.get("name") for role in roles for volume in role.pod.template.get("volumes", [])]
     for number in range(fields.length(*_VOLUMES)):
         path = (*_VOLUMES, number)
         place = fields.take(str, *path, "mountPath")
@@ -26,21 +27,25 @@ def with_volumes(fields: Fields, roles: Sequence[Role]) -> tuple[tuple[Role, ...
         if given == spec:
             which = "both volumeClaimName and" if given else "neither volumeClaimName nor"
             raise fields.wrong(f"{which} volumeClaim; give one of them", *path)
+        claim = f"claim-{number}"
         if given:
-            name = fields.take(str, *path, "volumeClaimName")
-            volumes[name] = name
+            of_pods = fields.take(str, *path, "volumeClaimName")
         else:
-            name = f"claim-{number}"
-            made.append({"metadata": {"name": name}, "spec": fields.take(dict, *path, "volumeClaim")})
-            volumes[name] = claim_name(name)
+            made.append({"metadata": {"name": claim}, "spec": fields.take(dict, *path, "volumeClaim")})
+            of_pods = claim_name(claim)
             fields.note(_GONE, *path, "volumeClaim")
-        mounts[place] = name
+        mounts[place] = volumes.setdefault(of_pods, _free_name(claim, taken))
     return tuple(replace(role, pod=_with_mounts(role.pod, volumes, mounts)) for role in roles), tuple(made)
 
 
+def _free_name(name: str, taken: Container[object]) -> str:
+    """It, or with an ending by which no volume of a pod is called so."""
+    return _free_name(f"{name}-job", taken) if name in taken else name
+
+
 def _with_mounts(pod: Pod, volumes: dict[str, str], mounts: dict[str, str]) -> Pod:
-    """`volumes`: the claim of each; `mounts`: the volume at each path."""
-    own_volumes = [{"name": name, "persistentVolumeClaim": {"claimName": claim}} for name, claim in volumes.items()]
+    """`volumes`: the name of the volume of each claim; `mounts`: that of the volume at each path."""
+    own_volumes = [{"name": name, "persistentVolumeClaim": {"claimName": claim}} for claim, name in volumes.items()]
     own_mounts = [{"name": name, "mountPath": place} for place, name in mounts.items()]
     if not own_mounts:
         return pod
