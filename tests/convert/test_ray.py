@@ -6,6 +6,9 @@ and the entrypoint runs there. With `enableInTreeAutoscaling` a group grows when
 """
 
 import json
+import os
+import shlex
+import subprocess
 from typing import Any
 
 import pytest
@@ -149,6 +152,30 @@ def test_the_variables_of_a_runtime_environment_are_the_pods_and_its_packages_ar
 def test_a_runtime_environments_variable_goes_before_the_pods() -> None:
     env = env_of(with_environment(ENVIRONMENT, "[{name: RUN, value: old}, {name: OTHER, value: o}]"))
     assert env == [{"name": "OTHER", "value": "o"}, {"name": "RUN", "value": "sst2"}, {"name": "LEVEL", "value": "2"}]
+
+
+def with_variables(variables: dict[str, str], env: str = "") -> Conversion:
+    return with_environment(f"  runtimeEnvYAML: {json.dumps(json.dumps({'env_vars': variables}))}\n", env)
+
+
+def test_a_variable_of_the_pod_in_one_of_a_runtime_environment_is_filled_in_there_and_nothing_else() -> None:
+    own = {"LIBRARIES": '${LIBRARIES}:/x "y" $z `w` \\', "COST": "5$ $(date) $$"}
+    conversion = with_variables(own, "[{name: OTHER, value: o}]")
+    kept = [{"name": "OTHER", "value": "o"}, {"name": "COST", "value": "5$$ $$(date) $$$$"}]
+    assert env_of(conversion) == kept, "Kubernetes takes $$ for $"
+    (command,) = json.loads(*shlex.split(conversion.arguments["script_args"])).values()
+    *shell, text = shlex.split(command)
+    shell.append(text.replace("python train.py", "printenv LIBRARIES"))
+    for found, expected in (({"LIBRARIES": "/lib"}, "/lib"), ({}, "")):
+        variables = {"PATH": os.environ["PATH"], **found}
+        ended = subprocess.run(shell, env=variables, capture_output=True, text=True, check=True)
+        assert ended.stdout == f'{expected}:/x "y" $z `w` \\\n'
+
+
+def test_a_variable_that_the_job_itself_gives_is_filled_in_in_the_manifest() -> None:
+    conversion = with_variables({"FOLDER": "${BASE}/data"}, "[{name: BASE, value: /b}]")
+    assert env_of(conversion) == [{"name": "BASE", "value": "/b"}, {"name": "FOLDER", "value": "/b/data"}]
+    assert conversion.arguments["script"] == "train.py"
 
 
 @pytest.mark.parametrize("text", ["'[a'", "'- a'", '"env_vars: 3"', '"env_vars: {A: 1}"', '"env_vars: {A: {b: c}}"'])

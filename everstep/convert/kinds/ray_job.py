@@ -5,6 +5,7 @@ the groups are those of KubeRay's WorkerGroupSpec: `replicas` pods, not fewer th
 `maxReplicas`, each of `numOfHosts` hosts; none while the group is suspended.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -22,6 +23,7 @@ _MORE = "nearest: replicas of 1 or more"
 _HEAD_TRAINS = f"it has no pods, and neither has any other group: so trains the pod of the head alone; {_MORE}"
 _LEFT_OUT = f"it has no pods: left out; {_MORE}"
 _PACKAGES = "packages and code in the image"
+_REFERENCE = r"\$\{[A-Za-z_]\w*\}"
 _BEGINS = (
     "Ray's autoscaler would begin it when asked; here it begins with one node; nearest: everstep scale RUN --nodes N"
 )
@@ -41,7 +43,7 @@ class _Group:
 
 def read(fields: Fields) -> SourceJob:
     """Raises ConvertError."""
-    command = ("sh", "-c", fields.take(str, "spec", "entrypoint"))  # As Ray starts it.
+    text = fields.take(str, "spec", "entrypoint")
     groups = [_read_group(fields, (*_GROUPS, number)) for number in range(fields.length(*_GROUPS))]
     training = [group for group in groups if group.pods]
     if not training and fields.take(bool, *_CLUSTER, "enableInTreeAutoscaling", default=False):
@@ -58,7 +60,10 @@ def read(fields: Fields) -> SourceJob:
     roles = [_role(fields, group, is_one=len(training) == 1) for group in training]
     roles = roles or [Role("worker", 1, 1, read_pod(fields, (*_HEAD, "template")))]
     variables = _variables(fields)
-    roles = [replace(role, pod=_with_variables(replace(role.pod, command=command), variables)) for role in roles]
+    exports = "".join(_export(name, value) for name, value in variables.items() if _is_filled_in(name, value))
+    command = ("sh", "-c", exports + text)  # As Ray starts it.
+    own = {name: value.replace("$", "$$") for name, value in variables.items() if not _is_filled_in(name, value)}
+    roles = [replace(role, pod=_with_variables(replace(role.pod, command=command), own)) for role in roles]
     arguments: dict[str, object] = {}
     if fields.has("spec", "backoffLimit"):
         arguments["max_relaunches"] = fields.count("spec", "backoffLimit")
@@ -92,6 +97,17 @@ def _variables(fields: Fields) -> dict[str, str]:
     if others := [str(name) for name in environment if name != "env_vars"]:
         fields.note(f"{', '.join(others)}: no counterpart; nearest: {_PACKAGES}", *path)
     return variables
+
+
+def _is_filled_in(name: str, value: str) -> bool:
+    """Whether Ray fills in what the pod has for `${NAME}` in a value."""
+    return name.isascii() and name.isidentifier() and bool(re.search(_REFERENCE, value, re.ASCII))
+
+
+def _export(name: str, value: str) -> str:
+    """Of a shell, with the value that Ray makes: nothing for a name that is not there, all else as it stands."""
+    escaped = re.sub(rf'({_REFERENCE})|[\\"`$]', lambda match: match[1] or f"\\{match[0]}", value, flags=re.ASCII)
+    return f'export {name}="{escaped}"; '
 
 
 def _with_variables(pod: Pod, variables: Mapping[str, str]) -> Pod:
