@@ -87,6 +87,37 @@ def test_the_only_job_of_a_list_is_converted() -> None:
         convert(f"{listed}- {items[2:]}", "f")
 
 
+@pytest.mark.parametrize(
+    ("of_job", "sizes", "expected"),
+    [
+        (2, ["replicas: 4, minAvailable: 4"], [2]),
+        (3, ["replicas: 4", "replicas: 1"], [2, 1]),
+        (3, ["replicas: 4, minAvailable: 4", "replicas: 1, minAvailable: 1"], [2, 1]),
+        (3, ["replicas: 4, minAvailable: 2", "replicas: 3, minAvailable: 1"], [2, 1]),
+        (4, ["replicas: 4, minAvailable: 2", "replicas: 3, minAvailable: 1"], [3, 1]),
+        (0, ["replicas: 4, minAvailable: 2", "replicas: 3"], [2, 3]),
+    ],
+)
+def test_a_volcano_job_begins_with_as_many_nodes_as_volcano_admits(
+    of_job: int, sizes: list[str], expected: list[int]
+) -> None:
+    text = volcano("").replace("spec:\n", f"spec:\n  minAvailable: {of_job}\n")
+    pod = "{spec: {containers: [{image: i, command: [python, a.py]}]}}"
+    for number, size in enumerate(sizes):
+        text += f"  - {{name: t{number}, {size}, template: {pod}}}\n"
+    conversion = convert(text, "f")
+    roles = conversion.arguments["job_spec"]["replicaSpecs"].values()
+    assert [role["minReplicas"] for role in roles] == expected
+    assert not [note for note in conversion.notes if "minAvailable" in note]
+
+
+def test_a_volcano_job_that_begins_with_fewer_nodes_than_tasks_is_told_with_how_many_it_begins() -> None:
+    text = volcano("", ("main", "[python, a.py]"), ("worker", "[python, b.py]"))
+    conversion = convert(text.replace("spec:\n", "spec:\n  minAvailable: 1\n", 1), "f")
+    told = "f:5: spec.minAvailable: 1: here each task begins with a node, all with 2"
+    assert [note for note in conversion.notes if "minAvailable" in note] == [told]
+
+
 def test_a_field_that_is_null_needs_no_mention() -> None:
     assert not [
         note for note in convert(kubeflow(TRAINS.replace("{name", "{args: null, name")), "f").notes if "args" in note

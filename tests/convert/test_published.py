@@ -112,6 +112,7 @@ LISTED: dict[str, set[str]] = {
         "spec.tasks[1].template.spec.containers[0].resources",
     },
     "volcano_pytorch_plugin": {
+        "spec.minAvailable",
         "spec.policies",
         "spec.tasks[0].template.spec.restartPolicy",
         "spec.tasks[1].template.spec.restartPolicy",

@@ -25,7 +25,6 @@ def read(fields: Fields) -> SourceJob:
     count = fields.length("spec", "tasks")
     if not count:
         raise fields.wrong("missing: at least one task", "spec", "tasks")
-    total = sum(fields.count("spec", "tasks", number, "replicas", default=1) for number in range(count))
     if fields.text_at("spec", "schedulerName") == "volcano":  # As --gang volcano has it.
         fields.skip(str, "spec", "schedulerName")
     arguments: dict[str, object] = {"gang": "volcano"}
@@ -42,8 +41,7 @@ def read(fields: Fields) -> SourceJob:
         policies, operators = {"frameworkType": Framework.HOROVOD.value}, IN_MASTER
     completing = [number for number in range(count) if _completes(fields, number)]
     policies |= {"completePolicy": "Any"} if completing else {}
-    spare = total - fields.count("spec", "minAvailable", default=total, most=total)
-    roles = [_role(fields, number, spare if number == count - 1 else 0, operators) for number in range(count)]
+    roles = [_role(fields, number, least, operators) for number, least in enumerate(_minima(fields, count))]
     if completing:
         ends = ["All" if number in completing else "None" for number in range(count)]
         roles = [
@@ -88,12 +86,27 @@ def _completes(fields: Fields, number: int) -> bool:
     return False
 
 
-def _role(fields: Fields, number: int, spare: int, operators: dict[str, str]) -> Role:
-    """`spare`: how many of its nodes the job can do without; `operators`: variables that plugins set."""
+def _minima(fields: Fields, count: int) -> list[int]:
+    """The nodes with which each task begins. As in Volcano's job_info.go (CheckTaskReady) the tasks' own minima count
+    unless the job's is below their sum; what the job can do without are the last tasks' nodes. Raises ConvertError."""
+    tasks = [("spec", "tasks", number) for number in range(count)]
+    nodes = [fields.count(*task, "replicas", default=1) for task in tasks]
+    own = [fields.count(*task, "minAvailable", default=n, most=n) for task, n in zip(tasks, nodes, strict=True)]
+    of_job = fields.count("spec", "minAvailable", default=sum(own), most=sum(nodes)) or sum(own)
+    spare, minima = sum(nodes) - of_job, list[int]()
+    for most, least in zip(reversed(nodes), reversed(own), strict=True):
+        minima.insert(0, max(1 if of_job < sum(own) else least, most - spare))
+        spare -= most - minima[0]
+    if spare > 0:
+        fields.note(f"{of_job}: here each task begins with a node, all with {sum(minima)}", "spec", "minAvailable")
+    return minima
+
+
+def _role(fields: Fields, number: int, least: int, operators: dict[str, str]) -> Role:
+    """`least`: the nodes with which it begins; `operators`: variables that plugins set."""
     path = ("spec", "tasks", number)
     nodes = fields.count(*path, "replicas", default=1, least=1)
     pod = read_pod(fields, (*path, "template"), operators=operators)
     name = fields.take(str, *path, "name", default=f"worker{number or ''}")
-    least = fields.count(*path, "minAvailable", default=max(1, nodes - spare), most=nodes)
     others = fields.take(list, *path, "dependsOn", "name", default=[])
     return Role(name, nodes, least, pod, policies={"waitsFor": others} if others else {})
