@@ -37,12 +37,16 @@ _SETS = re.compile(r"(cd|export)\s|[A-Za-z_]\w*=[^\s$`]*$")
 """How a command begins that only sets something for those after it."""
 _VARIABLE = re.compile(r"\\.|\$(\w+)|\$\{(\w+)\}", re.DOTALL)
 """Or a character that a backslash takes its meaning."""
+_NAME = re.compile(r"\\.|\$(\w+)|\$\{(\w+)(?=[:}\-+?=%#/])", re.DOTALL)
+"""The same with what a shell may put instead, such as `${A:-1}`, of which only the name is matched."""
 _SPAN = re.compile(rf"{_QUOTES}|[^'\"\\]+|.", re.DOTALL)
 """A part of a shell's text with the same quotes."""
 _PLAIN = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
 """A value that stands for itself, within quotes and without: there it may be several words."""
 _DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n(?:.*?\n)?[ \t]*\2\n", re.DOTALL)
 """A here-document, from what marks it to its end; the third group is the rest of its command."""
+_TEXT = re.compile(rf"{_DOCUMENT.pattern}|{_COMMENT}|{_QUOTES}|[^'\"\\#<]+|.", re.DOTALL)
+"""A part of a shell's text that is quoted as a whole, or not at all."""
 _WRITES = re.compile(r"(?<![\d&<>-])>>?\s*(?![\s&]|/dev/)")
 """Output that goes into a file, in a command without its quotes: not its errors, nor all of it."""
 _EXPANDED = re.compile(r"[*?\[]|^~|\{[^{}]*(?:,|\.\.)[^{}]*\}")
@@ -95,8 +99,14 @@ def filled_in_at_start(command: Sequence[str], names: Mapping[str, str]) -> tupl
     """A container's command in which each worker's shell, not Kubernetes, fills in `$(NAME)` of these names, which
     are mapped to those of the worker's variables."""
     reference = re.compile(rf"\$\(({'|'.join(map(re.escape, names))})\)")
-    if place_of_text(command):
-        return tuple(reference.sub(lambda match: f"${{{names[match[1]]}}}", word) for word in command)
+    place = place_of_text(command)
+    if place and not any(map(reference.search, (*command[:place], *command[place + 1 :]))):
+
+        def filled(span: re.Match[str]) -> str:
+            before, after = ("'\"", "\"'") if span[0][0] == "'" else ("", "")
+            return reference.sub(lambda match: f"{before}${{{names[match[1]]}}}{after}", span[0])
+
+        return (*command[:place], _TEXT.sub(filled, command[place]), *command[place + 1 :])
     if not any(map(reference.search, command)):
         return tuple(command)
     pieces = (reference.split(word) for word in command)  # In turn texts and names.
@@ -176,6 +186,16 @@ def has_mask(words: Sequence[str]) -> bool:
     return any(_MASK in word for word in words)
 
 
+def split_plain(command: str) -> list[str]:
+    """Its words as the program gets them, if a shell fills in nothing. Raises ValueError: a quote is open."""
+
+    def unescaped(match: re.Match[str]) -> str:
+        return match[0][1] if match[0][1] in "$`" else match[0]
+
+    spans = (span[0] for span in _SPAN.finditer(command))
+    return shlex.split("".join(_ESCAPED.sub(unescaped, span) if span[0] == '"' else span for span in spans))
+
+
 def split_words(command: str) -> list[str]:
     """Its words with their quotes, as many as `shlex.split` finds."""
     return _WORD.findall(command)
@@ -188,7 +208,7 @@ def is_filled_in(word: str) -> bool:
 
 def names_in(text: str) -> frozenset[str]:
     """The variables that a shell's text names."""
-    matches = _VARIABLE.finditer(_without_literals(text))
+    matches = _NAME.finditer(_without_literals(text))
     return frozenset(match[1] or match[2] for match in matches if match[1] or match[2])
 
 
@@ -197,9 +217,10 @@ def of_worker(word: str) -> str:
 
     def renamed(match: re.Match[str]) -> str:
         name = match[1] or match[2]
-        return f"${{{_RANKS[name]}}}" if name in _RANKS else match[0]
+        closing = "}" if match[1] else ""
+        return f"${{{_RANKS[name]}{closing}" if name in _RANKS else match[0]
 
-    return _replace(word, _VARIABLE, renamed)
+    return _replace(word, _NAME, renamed)
 
 
 def for_agent(text: str) -> str:

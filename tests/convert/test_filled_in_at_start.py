@@ -60,6 +60,8 @@ def arguments_in_a_worker(conversion: Conversion, folder: Path) -> list[str]:
         (["sh", "-c", "torchrun --max-restarts=2 t.py --key $TOKEN '$TOKEN' \"$TOKEN\""],
          ["--key", "two", "words", "$TOKEN", "two words"]),
         (["sh", "-c", "torchrun t.py --key \"$(TOKEN)\" $LR"], ["--key", "two words", "1e-3"]),
+        (["sh", "-c", "torchrun t.py --name '$(POD_NAME)' 'a '\"b $(TOKEN)\""],
+         ["--name", "x-worker-0", "a b two words"]),
         (["bash", "-ec", "cd /src\nexport A=1\ntorchrun --nnodes=2 t.py \\\n --name $POD_NAME-$A"],
          ["--name", "x-worker-0-1"]),
         (["bash", "-c", "torchrun t.py \"$@\" $1", "--", "--lr", "a b"], ["--lr", "a b", "--lr"]),
@@ -69,7 +71,7 @@ def arguments_in_a_worker(conversion: Conversion, folder: Path) -> list[str]:
          ["--run", "it's a b-1e-3", "c", "d", "e", "$(x)"]),
         (["python", "-m", "torch.distributed.launch", "t.py", "$(POD_NAME)"], ["--local-rank=1", "x-worker-0"]),
     ],
-    ids=range(11),
+    ids=range(12),
 )  # fmt: skip
 def test_a_launchers_words_are_filled_in_in_the_pod_at_start(
     command: list[str], expected: list[str], tmp_path: Path
@@ -93,7 +95,11 @@ def test_the_launchers_flags_and_variables_are_the_steps_although_a_shell_fills_
     assert {"name": "A", "value": "1"} in container["env"]
 
 
-@pytest.mark.parametrize("command", [["torchrun", "t.py", "$(RANK)"], ["sh", "-c", "torchrun t.py ${RANK}"]])
+@pytest.mark.parametrize(
+    "command",
+    [["torchrun", "t.py", "$(RANK)"], ["sh", "-c", "torchrun t.py ${RANK}"], ["sh", "-c", "torchrun t.py ${RANK:-0}"],
+     ["bash", "-c", 'torchrun t.py "${NODE_RANK:-${RANK:-0}}"'], ["sh", "-c", "torchrun t.py '$(RANK)'"]],
+)  # fmt: skip
 def test_a_rank_in_a_launchers_words_is_the_nodes_as_where_the_launcher_stood(
     command: list[str], tmp_path: Path
 ) -> None:
@@ -105,6 +111,41 @@ def test_words_that_need_what_is_left_out_are_listed() -> None:
     assert "f: the command's `N=$(date +%s)` is left out; nearest: the image, or `env`" in conversion.notes
     told = "f: the command's `$N` needs what is left out; nearest: the variable in `env`"
     assert [note for note in conversion.notes if "needs what" in note] == [told]
+    notes = converted(["bash", "-c", "N=$(date +%s)\ntorchrun t.py --run ${N:-0}"]).notes
+    assert [note for note in notes if "needs what" in note] == [told.replace("$N", "${N:-0}")]
+
+
+def test_a_quote_in_a_file_that_the_shell_writes_begins_none(tmp_path: Path) -> None:
+    writes = "# isn't it\ncat > own.txt << E\nit's $(POD_NAME)\nE\n"
+    conversion = converted(["bash", "-c", f"{writes}torchrun t.py $(POD_NAME) '$(TOKEN)'"])
+    assert arguments_in_a_worker(conversion, tmp_path) == ["x-worker-0", "two words"]
+    assert (tmp_path / "own.txt").read_text() == "it's x-worker-0\n"
+
+
+def test_words_behind_a_shells_text_are_filled_in_too_by_a_shell_around_it(tmp_path: Path) -> None:
+    conversion = converted(["bash", "-c", 'python t.py "$@"', "--", "a b", "$(POD_NAME)"])
+    assert arguments_in_a_worker(conversion, tmp_path) == ["a b", "x-worker-0"]
+    notes = converted(["bash", "-c", 'torchrun t.py "$@"', "--", "$(POD_NAME)"]).notes
+    assert [note for note in notes if "in which `torchrun` starts processes of its own, each alone" in note]
+
+
+def slots_of(env: list[dict[str, Any]]) -> tuple[int, str]:
+    """The workers of a node of a job with these variables, whose launcher asks $NUM_TRAINERS, and what is listed."""
+    command = json.dumps(["bash", "-c", "dlrover-run --nproc_per_node=$NUM_TRAINERS --nnodes=1:$NODE_NUM t.py"])
+    pod = POD.replace("[python, t.py]", command).replace("image: i,", f"image: i, env: {json.dumps(env)},")
+    conversion = convert(f"{HEAD}  replicaSpecs: {{worker: {{replicas: 2, {pod}}}}}", "f")
+    role = conversion.arguments["job_spec"]["replicaSpecs"]["worker"]
+    assert (role["minReplicas"], role["replicas"]) == (1, 2)
+    return role["slots"], "\n".join(conversion.notes)
+
+
+def test_a_pods_own_variable_goes_before_what_its_job_would_have_there() -> None:
+    assert slots_of([{"name": "NUM_TRAINERS", "value": "8"}])[0] == 8
+    assert slots_of([{"name": "OTHER", "value": "8"}])[0] == 1
+    elsewhere = {"configMapKeyRef": {"name": "c", "key": "k"}}
+    slots, notes = slots_of([{"name": "NUM_TRAINERS", "valueFrom": elsewhere}])
+    assert slots == 1
+    assert "f: the launcher's --nproc_per_node=$NUM_TRAINERS: no counterpart" in notes
 
 
 WRITES = """\
