@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from everstep.convert.field_reader import ConvertError, Fields, path_text
+from everstep.convert.field_reader import ConvertError, Fields, number_in, path_text
 from everstep.convert.gang import CREATE, Group, read_group, take_gang, what_becomes_of
 from everstep.convert.kinds import KINDS
 from everstep.convert.launcher import CONF, Launch, Place, parse_launch, starter_in, step_arguments
+from everstep.convert.launchers.torchrun import NODES, PROCESSES
 from everstep.convert.names import read_name, with_role_names
 from everstep.convert.nearest import nearest
-from everstep.convert.pods import gpus_of, take_all
+from everstep.convert.pods import amounts_of, gpus_of, take_all
 from everstep.convert.rendezvous import parse_settings, patience_of, without_counterpart
 from everstep.convert.shell import for_agent
 from everstep.convert.source import Pod, Role, SourceJob, claim_name
@@ -47,6 +48,7 @@ _BRACES = (
     "the image"
 )
 _INSTEAD = "nearest: a command that is only what it starts, and slots in a job spec"
+_SLOTS = "nearest: slots in a job spec"
 _PREPARED = (
     "what the command's shell does first is done again when the workers start again, not once a pod; nearest: the image"
 )
@@ -134,7 +136,7 @@ def convert(text: str, file: str, image: str = "") -> Conversion:
         more.append(f"{file}: image {other_image}: it must have Everstep installed, too")
     return Conversion(
         name, arguments, replace(pod, image=image or pod.image), job.metadata, job.run, job.claims,
-        tuple(as_text(note) for note in (*unmatched_fields, *more)),
+        tuple(dict.fromkeys(as_text(note) for note in (*unmatched_fields, *more))),
     )  # fmt: skip
 
 
@@ -219,12 +221,6 @@ def _template(role: Role, image: str) -> dict[str, Any]:
     return {**({"metadata": metadata} if metadata else {}), **({"spec": spec} if spec else {})}
 
 
-def _resources(role: Role) -> dict[str, Any]:
-    """A node's, in the spelling of a job spec."""
-    amounts = role.pod.container.get("resources") or {}
-    return {**(amounts.get("requests") or {}), **(amounts.get("limits") or {})}
-
-
 def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, Any]:
     """The train step's arguments; adds to `notes`. Raises ConvertError."""
     arguments, policies, file = dict(job.arguments), dict(job.policies), fields.file
@@ -237,28 +233,20 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     scripts = {(_path_of(launch), launch.script_arguments) for launch in launches}
     is_one = len(launches) == len(roles) and len(scripts) == len({role.pod.command for role in roles}) == 1
     if is_one and not any(_is_mounted(_path_of(launch), role) for role, launch in zip(roles, launches, strict=True)):
-        roles = [_as_its_shell_sets(role, launch) for role, launch in zip(roles, launches, strict=True)]
         _take_script(launches[0], arguments)
-        _take_flags(launches[0], arguments, policies, file, notes)
+        of_roles = {role.name: launch for role, launch in zip(roles, launches, strict=True)}
     else:
-        roles = _take_commands(job, arguments, policies, file, notes)
+        of_roles = _take_commands(job, arguments, policies, file, notes)
     arguments["script_settings"] = False  # Another system gives a script its own arguments alone.
-    least, most = arguments.pop("min_nodes", None), arguments.pop("nodes", None)
-    slots = arguments.pop("workers_per_node", None)
+    roles = _take_launches(job, of_roles, arguments, policies, fields)
     if len(roles) == 1:
-        nodes = roles[0].nodes if most is None else most
-        fewest = min(roles[0].min_nodes, nodes) if least is None else least
-        if not 1 <= max(1, fewest) <= nodes:
-            raise fields.wrong(f"the launcher's --nnodes={least}:{most} is no range of at least one node", "spec")
-        roles = [replace(roles[0], nodes=nodes, min_nodes=fewest, slots=slots or roles[0].slots)]
-    elif slots:
-        roles = [replace(role, slots=slots) for role in roles]
+        roles = [replace(roles[0], min_nodes=min(roles[0].min_nodes, roles[0].nodes))]
     ranks = sum(role.nodes * role.slots for role in roles)
     if ranks > Config.global_batch:
         arguments["global_batch"] = ranks
     first, *others = roles
-    needs_spec = others or policies or first.policies or _resources(first) or _template(first, first.pod.image)
-    if not needs_spec and first.name == "worker":
+    has_more = amounts_of(first.pod.container) or _template(first, first.pod.image)
+    if first.name == "worker" and not (others or policies or first.policies or has_more):
         arguments |= {"nodes": first.nodes, "min_nodes": max(1, first.min_nodes)}
         arguments |= {"workers_per_node": first.slots} if first.slots > 1 else {}
     else:
@@ -266,12 +254,12 @@ def _arguments(job: SourceJob, fields: Fields, notes: list[str]) -> dict[str, An
     return arguments
 
 
-def _launch_of(role: Role, of_job: Mapping[str, str]) -> Launch | None:
+def _launch_of(role: Role, of_operator: Mapping[str, str]) -> Launch | None:
     container = role.pod.container
-    literals = [entry for entry in container.get("env", []) if entry.get("value")]
-    variables = dict(of_job) | {str(entry.get("name")): str(entry["value"]) for entry in literals}
-    variables |= {name: str(role.nodes) for name in ("NODE_NUM", "WORKER_NUM", "PET_NNODES", "NNODES")}
-    variables |= dict.fromkeys(("NUM_TRAINERS", "PET_NPROC_PER_NODE", "PET_N_PROC_PER_NODE"), str(role.slots))
+    sizes = dict.fromkeys(("NODE_NUM", "WORKER_NUM", NODES, "NNODES"), str(role.nodes))
+    sizes |= dict.fromkeys(("NUM_TRAINERS", *PROCESSES), str(role.slots))
+    own = {str(entry.get("name")): str(entry.get("value") or "") for entry in container.get("env", [])}
+    variables = {name: text for name, text in {**sizes, **own, **of_operator}.items() if text}
     place = Place(role.nodes, gpus_of(container), str(container.get("workingDir") or ""))
     return parse_launch(role.pod.command, variables, place)
 
@@ -306,19 +294,17 @@ def _take_script(launch: Launch, arguments: dict[str, Any]) -> None:
 
 
 def _take_commands(
-    job: SourceJob, arguments: dict[str, Any], policies: dict[str, Any], file: str, notes: list[str]
-) -> list[Role]:
-    """Each role's workers run what its launcher would start, or its command unchanged. Returns the roles."""
+    job: SourceJob, arguments: dict[str, Any], policies: Mapping[str, Any], file: str, notes: list[str]
+) -> dict[str, Launch]:
+    """Each role's workers run what its launcher would start, or its command unchanged. Returns the launches of the
+    roles that have one."""
     commands: dict[str, str] = {}
-    taken: list[Role] = []
+    launches: dict[str, Launch] = {}
     for role in job.roles:
         launch = _launch_of(role, job.variables)
         if launch and (launch.has_launcher or launch.is_prepared):
-            _take_flags(launch, arguments, policies, file, notes)
-            commands[role.name] = shlex.join(launch.program)
-            taken.append(_as_its_shell_sets(role, launch))
+            commands[role.name], launches[role.name] = shlex.join(launch.program), launch
             continue
-        taken.append(role)
         commands[role.name] = for_agent(shlex.join(role.pod.command))
         what = "each worker runs its command unchanged" if role.pod.command else _NO_COMMAND
         what = what if role.pod.has_program else _NO_PROGRAM
@@ -327,18 +313,62 @@ def _take_commands(
             what += f", in which `{starter}` starts processes of its own, each alone; {_INSTEAD}"
         notes.append(f"{file}: {role.name}: {what}")
     arguments |= {"script": COMMAND, "script_args": shlex.quote(json.dumps(commands, ensure_ascii=False))}
-    return taken
+    return launches
 
 
-def _take_flags(
-    launch: Launch, arguments: dict[str, Any], policies: dict[str, Any], file: str, notes: list[str]
-) -> None:
-    """The launcher's flags are the step's, its patience that of the job spec."""
-    step, flags_left = step_arguments(launch.flags)
+def _take_launches(
+    job: SourceJob, launches: Mapping[str, Launch], arguments: dict[str, Any], policies: dict[str, Any], fields: Fields
+) -> list[Role]:
+    """The nodes and workers of a launcher are its role's. Its other flags are the step's, its patience that of the job
+    spec: where roles differ, the first one's count. Returns the roles. Raises ConvertError."""
+    step, patience, roles = dict[str, Any](), dict[str, Any](), list[Role]()
+    file, notes = fields.file, fields.notes
+    total = sum(role.nodes for role in job.roles if role.name in launches)
+    processes = number_in(job.variables.get(PROCESSES[0], "")) or 1
+    for role in job.roles:
+        launch = launches.get(role.name)
+        if processes > 1 and not (launch and launch.has_launcher):
+            notes.append(f"{file}: {role.name}: it runs once a node: torchrun would start {processes}; {_SLOTS}")
+        if launch is None:
+            roles.append(role)
+            continue
+        flags, flags_left = step_arguments(launch.flags)
+        sizes = {name: flags.pop(name) for name in ("nodes", "min_nodes", "workers_per_node") if name in flags}
+        roles.append(_with_sizes(_as_its_shell_sets(role, launch), sizes, total, fields))
+        settings = parse_settings(launch.flags.get(CONF, ""))
+        for of_all, own in ((step, flags), (patience, patience_of(settings))):
+            for name, value in own.items():
+                if of_all.setdefault(name, value) != value:
+                    what = f"{name} {value}: no counterpart; nearest: {of_all[name]}, that of every role"
+                    notes.append(f"{file}: {role.name}: the launcher's {what}")
+        notes += _what_is_left(launch, flags_left, settings, file)
     arguments |= step
-    settings = parse_settings(launch.flags.get(CONF, ""))
-    if patience := patience_of(settings):
+    if patience:
         policies["patience"] = {**policies.get("patience", {}), **patience}
+    return roles
+
+
+def _with_sizes(role: Role, sizes: Mapping[str, int], total: int, fields: Fields) -> Role:
+    """The role with its launcher's nodes and workers. `total`: the nodes of all roles with launchers, which it may
+    count instead of its own. Raises ConvertError."""
+    role = replace(role, slots=sizes.get("workers_per_node") or role.slots)
+    if "nodes" not in sizes:
+        return role
+    least, most = sizes["min_nodes"], sizes["nodes"]
+    flag = f"the launcher's --nnodes={least}:{most}"
+    if not 1 <= max(1, least) <= most:
+        raise fields.wrong(f"{flag} is no range of at least one node", "spec")
+    if total == role.nodes or most <= role.nodes:
+        return replace(role, nodes=most, min_nodes=least)
+    if (least, most) != (total, total):
+        what = f"{flag}: it counts nodes of several roles; nearest: minReplicas of each in a job spec"
+        fields.notes.append(f"{fields.file}: {role.name}: {what}")
+    return role
+
+
+def _what_is_left(launch: Launch, flags_left: Mapping[str, str], settings: Mapping[str, str], file: str) -> list[str]:
+    """What of a launch has no counterpart, one line each."""
+    notes: list[str] = []
     for name, value in flags_left.items():
         nearest_flag = nearest((name,), "the train step's flags")
         notes.append(f"{file}: the launcher's --{name}={value}: no counterpart; nearest: {nearest_flag}")
@@ -354,6 +384,7 @@ def _take_flags(
         notes.append(f"{file}: the command's `{launch.output}` is left out; nearest: everstep workflow logs")
     for command in launch.start.others:
         notes.append(f"{file}: the command's `{command}` is left out; nearest: the image, or `env`")
+    return notes
 
 
 def _job_spec(roles: list[Role], policies: dict[str, Any], fields: Fields) -> dict[str, Any]:
@@ -362,7 +393,7 @@ def _job_spec(roles: list[Role], policies: dict[str, Any], fields: Fields) -> di
     for role in roles:
         entries[role.name] = {
             "replicas": role.nodes, "minReplicas": max(1, role.min_nodes), "slots": role.slots, **role.policies,
-            **({"resources": resources} if (resources := _resources(role)) else {}),
+            **({"resources": resources} if (resources := amounts_of(role.pod.container)) else {}),
             **({"template": template} if (template := _template(role, roles[0].pod.image)) else {}),
         }  # fmt: skip
     spec = {**policies, "replicaSpecs": entries}

@@ -5,7 +5,6 @@ The train step's agent takes the launcher's place, so the launcher's flags becom
 
 import posixpath
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,6 +28,7 @@ from everstep.convert.shell import (
     read_start,
     split_commands,
     split_output,
+    split_plain,
     split_words,
     split_writing,
 )
@@ -41,7 +41,7 @@ _STARTERS = (
 )
 _MODULES = tuple(module for dialect in DIALECTS for module in dialect.modules)
 _STARTER = re.compile(
-    r"(?:(?:^|[;&|(\n]|\s-\w*c\s|(?<![\w-])(?:exec|env|nohup|time|then|else|do|run)\s)\s*(?:\w+=\S*\s+)*(?:\S*/)?"
+    r"(?:(?:^|[;&|(\n]|\s-\w*c\s['\"]?|(?<![\w-])(?:exec|env|nohup|time|then|else|do|run)\s)\s*(?:\w+=\S*\s+)*(?:\S*/)?"
     rf"({'|'.join(map(re.escape, _STARTERS))})|\s-m\s+({'|'.join(map(re.escape, _MODULES))}))(?=[ \t\\])"
 )
 """At the beginning of a command of a shell's text, or of a program's words."""
@@ -52,6 +52,8 @@ _COUNTS = {
 _OF_SIZE = re.compile(r"\$\{?(WORLD_SIZE|PET_NNODES)\}?")
 """As the number of nodes: all that the job has."""
 _BOX_PAIRS = re.compile(r"\d+:\d+( \d+:\d+)*")
+_FLAG = re.compile(r"-[^\d.]")
+"""No flag has such a word for its value, unless it stands behind `=`."""
 _BEFORE = ("exec", "env")
 """Words that a shell's command may begin with, which change nothing in what it starts."""
 _RENDEZVOUS = ("node_rank", "rdzv_backend", "rdzv_endpoint", "rdzv_id", "master_addr", "master_port", "standalone")
@@ -123,7 +125,7 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], place_of_
         if not is_plain(last := mask_substitutions(last)):
             return None
         try:
-            words = shlex.split(last)
+            words = split_plain(last)
         except ValueError:
             return None
     all_words = tuple(words)
@@ -139,7 +141,7 @@ def parse_launch(command: Sequence[str], variables: Mapping[str, str], place_of_
     if dialect and dialect.rank_flag and dialect.no_rank_flag not in flags:
         for each in (rest, quoted):
             each.insert(1, f"{dialect.rank_flag}=${{local_rank}}")  # Each worker's agent fills it in.
-    translation = _of_torchrun(dialect, flags, place_of_run)
+    translation = _of_torchrun(dialect, flags, place_of_run, variables)
     start, program = start.with_own(of_command), (*python, *rest)
     start, lacks_folder = _with_variables(start, translation, variables, program)
     unknown = tuple(word for word in quoted if names_in(word) & start.names_left_out())
@@ -179,18 +181,24 @@ def _after_launcher(words: Sequence[str]) -> tuple[Dialect | None, list[str]]:
     return None, []
 
 
-def _of_torchrun(dialect: Dialect | None, flags: dict[str, str], place: Place) -> Translation:
+def _of_torchrun(
+    dialect: Dialect | None, flags: dict[str, str], place: Place, variables: Mapping[str, str]
+) -> Translation:
     """The flags in torchrun's words."""
     kept = {name: value for name, value in flags.items() if name not in (*MODULE, NO_PYTHON)}
     if dialect is None:
         return Translation(kept, {})
     kept.pop(dialect.no_rank_flag, None)
+    if processes := variables.get(dialect.slots_variable):
+        kept.setdefault(SLOTS, processes)
     translation = dialect.translate(kept, place.nodes)
     translated = dict(translation.flags)
     if translated.get(SLOTS) in ("auto", DEVICES):
         if place.devices:
             translated[SLOTS] = str(place.devices)
-        elif SLOTS not in kept:  # The launcher would start one process.
+        elif SLOTS in kept:
+            translated[SLOTS] = kept[SLOTS]
+        else:  # The launcher would start one process.
             del translated[SLOTS]
     return replace(translation, flags=translated)
 
@@ -220,9 +228,9 @@ def _split_flags(words: list[str], switches: frozenset[str]) -> tuple[dict[str, 
     while words and words[0].startswith("-"):
         name, equals, value = words.pop(0).lstrip("-").partition("=")
         name = name.replace("-", "_")
-        if name in switches:
+        if name in switches or not (equals or (words and not _FLAG.match(words[0]))):
             value = "true"
-        elif not equals and words:
+        elif not equals:
             value = words.pop(0)
             while name == "box_pairs" and words and _BOX_PAIRS.fullmatch(words[0]):
                 value += f" {words.pop(0)}"

@@ -57,6 +57,8 @@ _NEAREST = {
     "jobId": "metadata.name of the Workflow",
     "brainService": "not needed: the step decides itself",
     "monitor_interval": "not needed: a process that ends is seen at once",
+    "run_path": "not needed: the script is started by its path",
+    "save_at_breakpoint": "not needed: a round begins with the newest state, also one that is only in memory",
     "shutdownAfterJobFinishes": "podGC of the Workflow's spec",
     "sidecar": "none: a node has one container; what another one does belongs in its command, or in its image",
     "maxRetry": "restartLimit in a job spec",

@@ -1,10 +1,12 @@
 """A role's pod template: what of it a role's template in a job spec takes as it is."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from everstep.convert.field_reader import Fields, number_in
+from everstep.convert.launchers.torchrun import NODES, PROCESSES
 from everstep.convert.nearest import nearest
 from everstep.convert.shell import filled_in_at_start
 from everstep.convert.source import Pod
@@ -16,8 +18,11 @@ from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 
 _CONTAINER = [name for name in pod_template.CONTAINER if name not in ("image", "command", "args")]
 _OF_OPERATORS = {
-    name: name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_NUM", "WORKER_NUM")
-}
+    name: name
+    for name in (
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NODE_NUM", "WORKER_NUM", NODES, *PROCESSES,
+    )
+}  # fmt: skip
 """Variables that operators set, each with what it is called here."""
 _REFERENCE = re.compile(r"\$\(([A-Z_][A-Z0-9_]*)\)")
 """To a variable; a command of a shell has a name in small letters."""
@@ -26,6 +31,7 @@ _OF_WORKFLOW = "imagePullSecrets"
 SPEC = [name for name in pod_template.SPEC if name != _OF_WORKFLOW]
 """Fields of a pod that a role's template has, too."""
 _TYPES = {**pod_template.CONTAINER, **pod_template.SPEC, **pod_template.METADATA}
+_CPUS = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(m?)", re.ASCII)
 
 
 def read_pod(fields: Fields, path: FieldPath, name: str = "", operators: Mapping[str, str] = NOTHING) -> Pod:
@@ -118,20 +124,34 @@ def read_texts(fields: Fields, path: FieldPath) -> list[str]:
     return texts
 
 
-def read_slots(fields: Fields, path: FieldPath, container: Mapping[str, Any]) -> int:
-    """Workers per node: where it is left to the devices of the node, as many as the container has GPUs, or 1, which is
-    noted. Raises ConvertError."""
+def read_processes(fields: Fields, path: FieldPath, container: Mapping[str, Any], default: str) -> str:
+    """What its operator tells a torchrun that its command does not tell how many workers a node has: a number, "auto"
+    where they are as many as the container has GPUs, or `default`. A word without GPUs is 1, which is noted. Raises
+    ConvertError."""
+    if not fields.has(*path):
+        return default
     if (how := fields.text_at(*path)) not in ("auto", "cpu", "gpu"):
-        return fields.count(*path, default=1, least=1)
+        return str(fields.count(*path, least=1))
     fields.skip(str, *path)
-    if slots := 0 if how == "cpu" else gpus_of(container):
-        return slots
+    if how != "cpu" and gpus_of(container):
+        return "auto"
     fields.note(f"{how}: 1 worker a node; nearest: slots in a job spec", *path)
-    return 1
+    return "1"
 
 
 def gpus_of(container: Mapping[str, Any]) -> int:
     """How many devices it asks for whose resource is called `.../gpu`."""
+    amounts = amounts_of(container).items()
+    return sum(number_in(str(amount)) or 0 for name, amount in amounts if str(name).endswith("/gpu"))
+
+
+def cpus_of(container: Mapping[str, Any]) -> int:
+    """How many CPUs it asks for, rounded up; at least 1."""
+    match = _CPUS.fullmatch(str(amounts_of(container).get("cpu")))
+    return max(1, math.ceil(float(match[1]) / (1000 if match[2] else 1))) if match else 1
+
+
+def amounts_of(container: Mapping[str, Any]) -> dict[str, Any]:
+    """Of each resource the limit, else the request."""
     resources = container.get("resources") or {}
-    amounts = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    return sum(number_in(str(amount)) or 0 for name, amount in amounts.items() if str(name).endswith("/gpu"))
+    return {**(resources.get("requests") or {}), **(resources.get("limits") or {})}

@@ -224,6 +224,38 @@ def test_workers_that_are_left_to_the_devices_are_as_many_as_the_pod_has(how: st
     assert "numProcPerNode" not in noted(devices)
 
 
+@pytest.mark.parametrize(
+    ("roles", "given", "slots"),
+    [
+        (("Master", "Worker"), "", 8),
+        (("Master", "Worker"), "nprocPerNode: auto", 8),
+        (("Master", "Worker"), 'nprocPerNode: "2"', 2),
+        (("Worker",), "", 3),
+        (("Worker",), "nprocPerNode: auto", 8),
+    ],
+)
+def test_torchrun_starts_as_many_workers_as_a_pytorchjobs_operator_tells_it(
+    roles: tuple[str, ...], given: str, slots: int
+) -> None:
+    own = "env: [{name: PET_NPROC_PER_NODE, value: '3'}], resources: {limits: {memory: 1Gi, nvidia.com/gpu: 8}}"
+    pod = f"{{template: {{spec: {{containers: [{{name: pytorch, image: i, command: [torchrun, t.py], {own}}}]}}}}}}"
+    head = "apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: x}\nspec:\n"
+    text = f"{head}  {given}\n  pytorchReplicaSpecs: {{{', '.join(f'{role}: {pod}' for role in roles)}}}\n"
+    assert convert(text, "f").arguments["job_spec"]["replicaSpecs"]["worker"]["slots"] == slots
+    assert "proc" not in noted(text).lower()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ['[bash, -c, "torchrun --nnodes=$PET_NNODES --nproc-per-node=${PET_NPROC_PER_NODE} t.py"]',
+     '[torchrun, "--nnodes=$(PET_NNODES)", "--nproc-per-node=$(PET_NPROC_PER_NODE)", t.py]'],
+)  # fmt: skip
+def test_a_launcher_that_asks_kubeflows_variables_has_the_jobs_own_range_of_nodes(command: str) -> None:
+    text = re.sub(r"command: .*", lambda _: f"command: {command}", (JOBS / "pytorch_job.yaml").read_text())
+    worker = convert(text, "f").arguments["job_spec"]["replicaSpecs"]["worker"]
+    assert (worker["minReplicas"], worker["replicas"], worker["slots"]) == (5, 10, 4)
+
+
 def test_a_rayjobs_entrypoint_is_a_shells_text() -> None:
     text = (JOBS / "ray_job.yaml").read_text()
     there = text.replace("python train.py --epochs 3", "cd /src && X=1 python train.py --epochs 3")

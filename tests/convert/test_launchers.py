@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from everstep.convert import convert
-from everstep.convert.launcher import parse_launch
+from everstep.convert import Conversion, convert
+from everstep.convert.launcher import Place, parse_launch
+from everstep.convert.launchers.torchrun import TORCHRUN
 from everstep.runtime.agent.environment import worker_command
+from everstep.runtime.launch.flags import Parser
+from everstep.runtime.launch.torchrun import SwitchAction
 from everstep.steps.train.script import COMMAND
 from tests.convert.stand_ins import HEAD, POD
 
@@ -57,6 +60,7 @@ def test_lines_that_are_run_as_they_are(command: list[str]) -> None:
         ("torchrun a.py \"it's\" \\\n 'x'", ["it's", "x"]),
         ("torchrun --node-rank=$RANK --nnodes=$NODES a.py", []),
         ("python a.py '$N' \\$N", ["$N", "$N"]),
+        ('python a.py "\\$N" "a\\`b" "\\\\\\$N"', ["$N", "a`b", "\\$N"]),
         ("torchrun a.py --note 'a && b; c | d' \"e;f > g\" h#i", ["--note", "a && b; c | d", "e;f > g", "h#i"]),
     ],
 )  # fmt: skip
@@ -178,6 +182,81 @@ def test_no_worker_starts_a_launcher_where_roles_have_each_their_own() -> None:
     commands = json.loads(*shlex.split(conversion.arguments["script_args"]))
     assert commands == {"chief": "python a.py", "worker": "python b.py"}
     assert conversion.arguments["max_restarts"] == 2
+
+
+def of_roles(**roles: tuple[int, str]) -> Conversion:
+    """An ElasticJob of these roles, each with its nodes and the words of its command."""
+    pods = {name: POD.replace("[python, t.py]", json.dumps(line.split())) for name, (_, line) in roles.items()}
+    entries = (f"{name}: {{replicas: {nodes}, {pods[name]}}}" for name, (nodes, _) in roles.items())
+    return convert(f"{HEAD}  replicaSpecs: {{{', '.join(entries)}}}", "f")
+
+
+def sizes_of(conversion: Conversion) -> dict[str, tuple[int, int, int]]:
+    roles = conversion.arguments["job_spec"]["replicaSpecs"]
+    return {name: (role["minReplicas"], role["replicas"], role["slots"]) for name, role in roles.items()}
+
+
+def test_a_launchers_nodes_and_workers_are_those_of_its_own_role() -> None:
+    launched = "dlrover-run --nnodes=2:4 --nproc_per_node=8 train.py"
+    conversion = of_roles(worker=(4, launched), evaluator=(1, "python eval.py"))
+    assert sizes_of(conversion) == {"worker": (2, 4, 8), "evaluator": (1, 1, 1)}
+    assert not [note for note in conversion.notes if "launcher's" in note]
+
+
+def test_a_number_of_nodes_that_roles_have_together_is_no_roles_own() -> None:
+    exact = of_roles(main=(1, "torchrun --nnodes=4 a.py"), worker=(3, "torchrun --nnodes=4 b.py"), eval=(1, "python c"))
+    assert sizes_of(exact) == {"main": (1, 1, 1), "worker": (3, 3, 1), "eval": (1, 1, 1)}
+    assert not [note for note in exact.notes if "--nnodes" in note]
+    elastic = of_roles(main=(1, "torchrun --nnodes=2:4 a.py"), worker=(3, "torchrun --nnodes=2:4 b.py"))
+    assert sizes_of(elastic) == {"main": (1, 1, 1), "worker": (3, 3, 1)}
+    told = "the launcher's --nnodes=2:4: it counts nodes of several roles; nearest: minReplicas of each in a job spec"
+    assert [f"f: {role}: {told}" in elastic.notes for role in ("main", "worker")] == [True, True]
+
+
+def test_where_launchers_differ_in_what_is_the_whole_jobs_the_first_roles_counts_and_the_others_are_told() -> None:
+    line = "torchrun --max-restarts={} --rdzv-conf=join_timeout={} {}.py"
+    conversion = of_roles(chief=(1, line.format(2, 300, "a")), worker=(2, line.format(3, 600, "b")))
+    assert conversion.arguments["max_restarts"] == 2
+    assert conversion.arguments["job_spec"]["patience"] == {"joinTimeout": 300}
+    assert [note for note in conversion.notes if "that of every role" in note] == [
+        "f: worker: the launcher's max_restarts 3: no counterpart; nearest: 2, that of every role",
+        "f: worker: the launcher's joinTimeout 600.0: no counterpart; nearest: 300.0, that of every role",
+    ]
+
+
+def test_every_switch_of_our_own_launcher_is_known_as_one() -> None:
+    switches = {action.dest for action in Parser({})._actions if isinstance(action, SwitchAction)}
+    assert {"virtual_local_rank", "network_check"} <= switches <= TORCHRUN.switches
+
+
+@pytest.mark.parametrize(
+    "switch",
+    ["auto_config", "auto-tunning", "save_at_breakpoint", "comm-perf-test", "numa_affinity", "run-path",
+     "virtual-local-rank"],
+)  # fmt: skip
+def test_a_switch_takes_no_word_with_it(switch: str) -> None:
+    launch = parse_launch(["dlrover-run", "--max-restarts=4", f"--{switch}", "train.py", "data.json"], {})
+    assert launch
+    assert (launch.script, launch.script_arguments) == ("train.py", ("data.json",))
+
+
+def test_a_flag_before_another_flag_is_a_switch_and_before_a_negative_number_none() -> None:
+    launch = parse_launch(["torchrun", "--own-switch", "--own-number", "-1", "--own-text=-x", "t.py"], {})
+    assert launch
+    assert launch.flags == {"own_switch": "true", "own_number": "-1", "own_text": "-x"}
+    assert launch.script == "t.py"
+
+
+def test_auto_config_is_all_nodes_each_with_a_worker_for_each_device_and_from_four_nodes_on_a_check() -> None:
+    command = ["dlrover-run", "--auto-config", "--nnodes=1:2", "--nproc_per_node=2", "t.py"]
+    for place, flags in (
+        (Place(4, 8), {"nproc_per_node": "8", "network_check": "true"}),
+        (Place(3, 8), {"nproc_per_node": "8"}),
+        (Place(3), {"nproc_per_node": "2"}),
+    ):
+        launch = parse_launch(command, {}, place)
+        assert launch
+        assert launch.flags == flags
 
 
 @pytest.mark.parametrize(

@@ -77,3 +77,39 @@ def test_arguments_that_name_a_program_are_taken_for_one(word: str) -> None:
     conversion = convert(JOB.replace("command: [torchrun, t.py]", f"args: [{word}]"), "f")
     assert conversion.arguments["script"] == "t.py"
     assert not [note for note in conversion.notes if "arguments alone" in note]
+
+
+@pytest.mark.parametrize(
+    ("resources", "given", "slots"),
+    [
+        ("limits: {nvidia.com/gpu: 8, memory: 1Gi}", "", 8),
+        ("limits: {nvidia.com/gpu: 8, memory: 1Gi}", "auto", 8),
+        ("limits: {nvidia.com/gpu: 8, memory: 1Gi}", "2", 2),
+        ("limits: {nvidia.com/gpu: 8, cpu: 4, memory: 1Gi}", "cpu", 4),
+        ("requests: {cpu: 2500m}, limits: {memory: 1Gi}", "", 3),
+        ("limits: {memory: 1Gi}", "", 1),
+    ],
+)
+def test_torchrun_starts_as_many_workers_as_trainers_torch_plugin_tells_it(
+    resources: str, given: str, slots: int
+) -> None:
+    text = JOB.replace("limits: {memory: 1Gi}", resources) + (f"    numProcPerNode: {given}\n" if given else "")
+    conversion = convert(text, "f")
+    assert conversion.arguments["job_spec"]["replicaSpecs"]["worker"]["slots"] == slots
+    assert not [note for note in conversion.notes if "proc" in note.lower()]
+
+
+def test_workers_that_are_left_to_devices_that_nobody_knows_are_told() -> None:
+    without = JOB.replace("    resourcesPerNode: {limits: {memory: 1Gi}}\n", "")
+    told = "f: the launcher's --nproc_per_node=auto: no counterpart; nearest: --workers-per-node"
+    assert told in convert(without, "f").notes
+    assert told not in convert(without.replace("torchrun", "python"), "f").notes
+
+
+@pytest.mark.parametrize(("given", "is_told"), [("", False), ("auto", False), ("8", True)])
+def test_a_program_that_no_launcher_starts_runs_once_a_node(given: str, is_told: bool) -> None:
+    text = JOB.replace("torchrun, t.py", "python, t.py").replace("memory: 1Gi", "nvidia.com/gpu: 8, memory: 1Gi")
+    conversion = convert(text + (f"    numProcPerNode: {given}\n" if given else ""), "f")
+    assert conversion.arguments["job_spec"]["replicaSpecs"]["worker"]["slots"] == 1
+    told = "f: worker: it runs once a node: torchrun would start 8; nearest: slots in a job spec"
+    assert (told in conversion.notes) == is_told

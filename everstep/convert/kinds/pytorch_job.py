@@ -4,7 +4,8 @@ they become one role, whose first node is rank 0."""
 from typing import Any
 
 from everstep.convert.field_reader import Fields
-from everstep.convert.pods import read_pod, read_slots
+from everstep.convert.launchers.torchrun import NODES, PROCESSES
+from everstep.convert.pods import read_pod, read_processes
 from everstep.convert.rendezvous import patience_of, without_counterpart
 from everstep.convert.restarts import read_restarts
 from everstep.convert.run_policy import read_run, read_scheduling
@@ -44,10 +45,13 @@ def read(fields: Fields) -> SourceJob:
             arguments[argument] = fields.count(*path)
     for name, kind in _MEETING.items():
         fields.skip(kind, *_ELASTIC, name)
-    slots_path = (*_ELASTIC, "nProcPerNode") if fields.has(*_ELASTIC, "nProcPerNode") else ("spec", "nprocPerNode")
-    slots = read_slots(fields, slots_path, pods[of_all].container)
-    role = Role("worker", nodes, least, pods[of_all], slots, restarts[of_all])
-    return SourceJob((role,), arguments, policies, run=read_run(fields, *_RUN))
+    counted = (*_ELASTIC, "nProcPerNode") if fields.has(*_ELASTIC, "nProcPerNode") else ("spec", "nprocPerNode")
+    unsaid = "auto" if "Master" in names else ""  # Its operator tells nothing to Workers alone.
+    processes = read_processes(fields, counted, pods[of_all].container, unsaid)
+    variables = {NODES: f"{least}:{nodes}" if least < nodes else str(nodes)}
+    variables |= dict.fromkeys(PROCESSES, processes) if processes else {}
+    role = Role("worker", nodes, least, pods[of_all], policies=restarts[of_all])
+    return SourceJob((role,), arguments, policies, variables, run=read_run(fields, *_RUN))
 
 
 def _patience(fields: Fields) -> dict[str, float]:

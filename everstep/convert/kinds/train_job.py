@@ -3,11 +3,23 @@
 from typing import Any
 
 from everstep.convert.field_reader import Fields
-from everstep.convert.pods import SPEC, has_program, note_requests, read_command, read_slots, take_all
+from everstep.convert.launchers.torchrun import NODES, PROCESSES
+from everstep.convert.pods import (
+    SPEC,
+    amounts_of,
+    cpus_of,
+    gpus_of,
+    has_program,
+    note_requests,
+    read_command,
+    read_processes,
+    take_all,
+)
 from everstep.convert.source import Pod, Role, SourceJob
 from everstep.runtime.workflow.manifest.yaml_source import FieldPath
 
 _TRAINER, _OVERRIDES = ("spec", "trainer"), ("spec", "podTemplateOverrides")
+_PROCESSES = (*_TRAINER, "numProcPerNode")
 _NODE = "node"
 """The runtime's job that trains."""
 _CONTAINERS = (_NODE, "trainer")
@@ -34,8 +46,18 @@ def read(fields: Fields) -> SourceJob:
         fields.take(str, *_TRAINER, "image", default=""), read_command(fields, _TRAINER, container), container,
         template, secrets, has_program(fields, _TRAINER),
     )  # fmt: skip
-    slots = read_slots(fields, (*_TRAINER, "numProcPerNode"), container)
-    return SourceJob((Role("worker", nodes, nodes, pod, slots),))
+    variables = {NODES: str(nodes), **dict.fromkeys(PROCESSES, _processes(fields, container))}
+    return SourceJob((Role("worker", nodes, nodes, pod),), variables=variables)
+
+
+def _processes(fields: Fields, container: dict[str, Any]) -> str:
+    """As its torch plugin has it (pkg/runtime/framework/plugins/torch/torch.go): without GPUs as many as CPUs. Raises
+    ConvertError."""
+    how = fields.text_at(*_PROCESSES) or "auto"
+    if amounts_of(container) and (how == "cpu" or (how == "auto" and not gpus_of(container))):
+        fields.skip(str, *_PROCESSES)
+        return str(cpus_of(container))
+    return read_processes(fields, _PROCESSES, container, "auto")
 
 
 def _override(fields: Fields, path: FieldPath, container: dict[str, Any]) -> None:

@@ -23,11 +23,6 @@ class Translation:
     """The launcher appends the folder in which it is started to PYTHONPATH."""
 
 
-def keep(flags: Mapping[str, str], nodes: int) -> Translation:
-    """They are torchrun's already."""
-    return Translation(flags, {})
-
-
 @dataclass(frozen=True)
 class Dialect:
     """A launcher."""
@@ -38,9 +33,11 @@ class Dialect:
     """As `python -m` starts it."""
     switches: frozenset[str]
     """Flags without a value, with underscores."""
-    translate: Callable[[Mapping[str, str], int], Translation] = keep
+    translate: Callable[[Mapping[str, str], int], Translation]
     """Of its flags, and the number of nodes of the job."""
     rank_flag: str = ""
     """By which it tells a script its local rank; empty: by none."""
     no_rank_flag: str = ""
     """Its switch against that."""
+    slots_variable: str = ""
+    """The variable that it takes for a `SLOTS` that it is not given; empty: none."""
