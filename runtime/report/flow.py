@@ -58,52 +58,51 @@ def steps(run: Run, now: float) -> list[Step]:
     """
     spec = _dict_or_empty(run.workflow.get("spec"))
     templates = {str(t.get("name")): t for t in map(_dict_or_empty, spec.get("templates") or [])}
-    tasks = _tasks(_dict_or_empty(templates.get(str(spec.get("entrypoint")))))
+    paths = _steps_by_path(_dict_or_empty(templates.get(str(spec.get("entrypoint")))))
     nodes = [
         _dict_or_empty(node)
         for node in _dict_or_empty(_dict_or_empty(run.workflow.get("status")).get("nodes")).values()
     ]
-    if not tasks:
+    if not paths:
         return _without_workflow(run)
-    run_steps = [_step(run, name, template, after, nodes, now) for name, template, after in tasks]
+    name = str(_dict_or_empty(run.workflow.get("metadata")).get("name") or run.name)
+    by_name = {str(node.get("name")): node for node in nodes}
+    entry = by_name.get(name, {})
+    above = str([entry, *_tries(entry, nodes)][-1].get("name"))
+    run_steps = [_with_node(step, run, by_name.get(above + path), nodes, now) for path, step in paths.items()]
     if handler := str(spec.get("onExit") or ""):
-        last = _leaves(run_steps)
-        node = next((n for n in nodes if str(n.get("name", "")).endswith(".onExit")), None)
-        step = _with_node(Step(handler, handler, "Pending", after=last), run, node, nodes, now)
-        run_steps.append(step)
+        last = Step(handler, handler, "Pending", after=_leaves(run_steps))
+        run_steps.append(_with_node(last, run, by_name.get(f"{name}.onExit"), nodes, now))
     return run_steps
 
 
-def _tasks(entry: Mapping[str, Any]) -> list[tuple[str, str, tuple[str, ...]]]:
-    """(name, template, dependencies) of a DAG's tasks or of lists of steps."""
+def _steps_by_path(entry: Mapping[str, Any]) -> dict[str, Step]:
+    """The tasks of a DAG, or lists of steps, none of which has begun. A path follows the entry's name in the node's:
+    `.train`, `[1].train`."""
+    by_path: dict[str, Step] = {}
     if dag := _dict_or_empty(entry.get("dag")):
         tasks = [_dict_or_empty(task) for task in dag.get("tasks") or []]
         names = {str(task.get("name")) for task in tasks}
-        result = []
         for task in tasks:
             words = re.findall(r"[A-Za-z0-9_-]+", str(task.get("depends") or "")) + list(task.get("dependencies") or [])
             after = tuple(dict.fromkeys(word for word in words if word in names))
-            result.append((str(task.get("name")), str(task.get("template") or ""), after))
-        return result
-    result, before = [], ()
-    for group in entry.get("steps") or []:
-        group_steps = [_dict_or_empty(step) for step in group]
-        result += [(str(step.get("name")), str(step.get("template") or ""), before) for step in group_steps]
-        before = tuple(str(step.get("name")) for step in group_steps)
-    return result
+            by_path[f".{task.get('name')}"] = _pending(task, after)
+        return by_path
+    before: tuple[str, ...] = ()
+    for index, group in enumerate(entry.get("steps") or []):
+        group_steps = [_pending(_dict_or_empty(step), before) for step in group]
+        by_path |= {f"[{index}].{step.name}": step for step in group_steps}
+        before = tuple(step.name for step in group_steps)
+    return by_path
+
+
+def _pending(task: Mapping[str, Any], after: tuple[str, ...]) -> Step:
+    return Step(str(task.get("name")), str(task.get("template") or ""), "Pending", after)
 
 
 def _leaves(tasks: list[Step]) -> tuple[str, ...]:
     followed_steps = {name for step in tasks for name in step.after}
     return tuple(step.name for step in tasks if step.name not in followed_steps)
-
-
-def _step(
-    run: Run, name: str, template: str, after: tuple[str, ...], nodes: list[Mapping[str, Any]], now: float
-) -> Step:
-    attempts = {str(child) for node in nodes if node.get("type") == "Retry" for child in node.get("children") or []}
-    node = next((n for n in nodes if n.get("displayName") == name and str(n.get("id")) not in attempts), None)
-    return _with_node(Step(name, template, "Pending", after=after), run, node, nodes, now)
 
 
 def _with_node(
@@ -112,9 +111,8 @@ def _with_node(
     if node is None:
         return step
     begin, end = parse_time(node.get("startedAt")), parse_time(node.get("finishedAt"))
-    tries = [n for n in nodes if node.get("type") == "Retry" and n.get("id") in (node.get("children") or [])]
-    tries = [n for n in tries if re.search(r"\(\d+\)$", str(n.get("name", "")))]
-    last = max(tries, key=lambda n: int(str(n.get("name")).rsplit("(", 1)[1][:-1]), default=node)
+    tries = _tries(node, nodes)
+    last = [node, *tries][-1]
     phase = str(node.get("phase") or "Pending")
     if phase == "Running" and step.name == run.own:
         phase, end = "Succeeded", now
@@ -134,6 +132,13 @@ def _with_node(
         log=run.logs.get(str(last.get("id")), run.logs.get(str(node.get("id")), "")),
         attempts=max(len(tries), 1),
     )
+
+
+def _tries(node: Mapping[str, Any], nodes: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The attempts of a node with a retryStrategy, the newest last."""
+    children = node.get("children") or [] if node.get("type") == "Retry" else []
+    tries = [n for n in nodes if n.get("id") in children and re.search(r"\(\d+\)$", str(n.get("name", "")))]
+    return sorted(tries, key=lambda n: int(str(n.get("name")).rsplit("(", 1)[1][:-1]))
 
 
 def _without_workflow(run: Run) -> list[Step]:

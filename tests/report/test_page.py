@@ -5,6 +5,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+
 from everstep.runtime.job import records as job
 from everstep.runtime.protocol.rounds import Member, Round
 from everstep.runtime.report import History, Run, WorkflowFacts, flow, read_run, render
@@ -145,6 +147,39 @@ def test_on_a_cluster_the_steps_are_drawn_by_their_edges() -> None:
         ("report", "Succeeded", ("evaluate",), None),
     ]  # fmt: skip
     assert len(flow.draw(steps, across=True).arrows) == 4
+
+
+DAG = {"dag": {"tasks": [{"name": "data"}, {"name": "train", "depends": "data"}]}}
+LISTS = {"steps": [[{"name": "data"}], [{"name": "train"}]]}
+
+
+@pytest.mark.parametrize(
+    ("entry", "paths", "attempts"),
+    [(DAG, ("train.data", "train.train"), ()), (LISTS, ("train[0].data", "train[1].train"), ()),
+     (DAG, ("train(1).data", "train(1).train"), ("train(0)", "train(1)"))],
+)  # fmt: skip
+def test_a_step_is_shown_by_its_own_node_whatever_else_has_its_name(
+    entry: dict[str, object], paths: tuple[str, str], attempts: tuple[str, ...]
+) -> None:
+    data, train = paths
+    shown = {
+        "train": "train", "train(0)": "train(0)", "train(0).train": "train", "train(1)": "train(1)", data: "data",
+        f"{data}.train": "train", f"{train}.onExit": "train.onExit", train: "fit", "train.onExit": "train.onExit",
+    }  # fmt: skip
+    nodes: dict[str, dict[str, object]] = {
+        name: {
+            "id": name, "name": name, "displayName": title, "phase": "Succeeded",
+            "startedAt": f"2026-05-01T00:00:{second:02d}Z",
+        }
+        for second, (name, title) in enumerate(shown.items())
+    }  # fmt: skip
+    nodes["train"] |= {"type": "Retry" if attempts else "DAG", "children": list(attempts)}
+    templates = [{"name": "main", **entry}]
+    spec = {"entrypoint": "main", "onExit": "report", "templates": templates}
+    run = Run("train", workflow={"metadata": {"name": "train"}, "spec": spec, "status": {"nodes": nodes}})
+    begins = {step.name: step.begin for step in flow.steps(run, 0.0)}
+    own = {"data": data, "train": train, "report": "train.onExit"}
+    assert begins == {step: flow.parse_time(nodes[name]["startedAt"]) for step, name in own.items()}
 
 
 def test_of_a_stopped_run_it_says_that_its_nodes_ended_and_how_it_continues() -> None:
