@@ -227,7 +227,11 @@ def _records(store: Store, prefix: str, notes: list[str]) -> Iterator[job.Record
 def _telemetry(store: Store, prefix: str, notes: list[str]) -> Iterator[Mapping[str, Any]]:
     torn = 0
     for entry in store.list(f"{prefix}/telemetry/"):
-        for line in store.get(entry.key).splitlines():
+        try:
+            lines = store.get(entry.key).splitlines()
+        except NoSuchKey:  # It has been packed since it was listed.
+            continue
+        for line in lines:
             try:
                 yield _dict_or_empty(msgspec.json.decode(line))
             except ValueError:

@@ -7,6 +7,8 @@ from types import ModuleType
 import pytest
 
 from everstep.cli.main import main
+from everstep.runtime.store import open_store
+from everstep.runtime.store.directory import DirectoryStore
 
 
 @pytest.fixture
@@ -96,3 +98,23 @@ def test_a_store_alone_is_enough(runs: Path, capsys: pytest.CaptureFixture[str])
 def test_a_place_of_a_store_that_has_nothing_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", f"{tmp_path}/runs/nothing"]) == 2
     assert "the store has no such run or job" in capsys.readouterr().err
+
+
+def test_telemetry_that_is_packed_while_it_is_read_is_passed_over(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = runs / "store"
+    (job,) = {path.name for path in (store / "jobs").iterdir()}
+    packed_key = f"jobs/{job}/telemetry/000001-000002.jsonl"
+    open_store(str(store)).put(packed_key, b"{}\n")
+    get = DirectoryStore.get
+
+    def get_after_packing(self: DirectoryStore, key: str, *part: int) -> bytes:
+        if key == packed_key:
+            self.delete(key)
+        return get(self, key, *part)
+
+    monkeypatch.setattr(DirectoryStore, "get", get_after_packing)
+    assert main(["report", f"{store}/jobs/{job}", "-o", "json"]) == 0
+    (job_facts,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert job_facts["iteration"] == 200
