@@ -127,8 +127,10 @@ def locate(folder: Path, name: str) -> tuple[str, str]:
         raise BadInput(f"{folder}: no such run; `ls {folder.parent}` shows them") from None
     jobs = sorted(path.stem for path in (folder / "jobs").glob("*.token"))
     uid = workflow["metadata"].get("uid", "")
-    ends = [job for job in jobs if not step or job.endswith(f"-{step}")]
-    matching_jobs = [job for job in ends if job == f"{uid}-{step}"] or ends
+    matching_jobs = [job for job in jobs if not step or job == f"{uid}-{step}"]
+    if not matching_jobs:  # It may have a name of its own; `pre-train` is another step than `train`.
+        own = [job for job in jobs if not job.startswith(f"{uid}-")]
+        matching_jobs = [job for job in own if job.endswith(f"-{step}")]
     if len(matching_jobs) != 1:
         raise BadInput(f"{name}: {_step_hint(job.removeprefix(f'{uid}-') for job in jobs)}")
     return store_of(workflow), matching_jobs[0]

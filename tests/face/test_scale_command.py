@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from everstep.cli.find_job import locate
 from everstep.cli.main import main
 from everstep.runtime.job.reasons import JobResult
 from everstep.runtime.job.records import JobEnded
@@ -70,3 +71,15 @@ def test_a_masters_refusal_is_told_in_its_words(runs: Path, refusing: str, capsy
     assert printed_line(runs, capsys) == (
         "everstep scale: r1: refused: nodes: 9 is not between 1 and 2, the bounds of trainer\n"
     )
+
+
+def test_a_step_that_has_not_begun_is_not_taken_for_one_whose_name_ends_like_it(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = runs / "r1" / "jobs"
+    (jobs / "u-train.token").rename(jobs / "u-pre-train.token")
+    assert main(["scale", "r1/train", "--nodes", "9", "--runs", str(runs)]) == 2
+    hint = "give RUN/STEP with one of its training steps: pre-train"
+    assert capsys.readouterr().err == f"everstep scale: r1/train: {hint}\n"
+    (jobs / "given-train.token").touch()
+    assert locate(runs / "r1", "r1/train")[1] == "given-train"
