@@ -66,8 +66,11 @@ def run(flags: Stacks) -> int:
         raise BadInput(f"--path {flags.path} already names the job; leave {flags.job} out")
     looks = _looks(flags)
     if flags.to is not None:
-        for path in write_all(looks, flags.to, flags.job or str(flags.path or "job"), flags.native):
-            print(path, file=sys.stderr)
+        try:
+            paths = write_all(looks, flags.to, flags.job or str(flags.path or "job"), flags.native)
+        except OSError as error:
+            raise BadInput(f"--to {flags.to}: {error.strerror}") from None
+        print(*paths, sep="\n", file=sys.stderr)
     print(render(looks, flags.output, flags.job or str(flags.path or "job")))
     return 0
 

@@ -56,7 +56,7 @@ def run(flags: Status) -> int:
         status = read_on_cluster(flags.namespace, flags.job) if flags.namespace else read(flags.runs, flags.job)
         output = json.dumps(status, indent=1) if flags.output == "json" else text(status)
         print(CLEAR + output if flags.watch and sys.stdout.isatty() else output, flush=True)
-        if not flags.watch or status["conditions"][-1]["type"] in ENDS:
+        if not flags.watch or status["conditions"][-1]["type"] in ENDS or status.get("runEnded"):
             return 0
         try:
             time.sleep(WATCH_EVERY_S)

@@ -20,6 +20,8 @@ from everstep.flags import Flag, add_action
 
 PROFILE_S = 120.0
 """So long the ranks have for the iterations that --profile asks for."""
+MOST_SILENT_S = 600.0
+"""So long a job may have no worker here between two rounds; by default it may lack its minimum of nodes so long."""
 _POD_S = 120.0
 """How long one pod may take to tell, beside the window."""
 
@@ -97,19 +99,23 @@ def _text(flags: Top, store: str, shown: "Window", reading: int) -> str:
 
 
 def _windows_here(flags: Top, workers: "list[LocalWorker]") -> "Iterator[tuple[str, Window]]":
-    """(URI of the job's store, what its ranks on this machine did), window after window, until none is left."""
-    from everstep.cli.top_table import Reading, devices_of, window
+    """(URI of the job's store, what its ranks on this machine did), window after window, until the job has ended or
+    has had none here for MOST_SILENT_S."""
+    from everstep.cli.top_table import Reading, devices_of, has_ended, window
 
-    devices, board = devices_of(), workers[0].board
+    devices, board, silent_s = devices_of(), workers[0].board, 0.0
     before: Reading | None = None
     while True:
         try:  # The first one again: since they were found, the imports took a while.
             after = Reading.take(workers_of(flags.runs, flags.job or board.job), devices)
-        except BadInput:
-            return
-        if before is not None:
-            yield board.store, window(before, after)
-        before = after
+        except BadInput:  # Between two rounds the job has no worker. Who asks once, as in a pod, asks for those of now.
+            if flags.times == 1 or silent_s >= MOST_SILENT_S or has_ended(board.store, board.job):
+                return
+            before, silent_s = None, silent_s + flags.every
+        else:
+            if before is not None:
+                yield board.store, window(before, after)
+            before, silent_s = after, 0.0
         time.sleep(flags.every)
 
 

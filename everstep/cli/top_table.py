@@ -9,6 +9,7 @@ from typing import Any, Self
 import msgspec
 import psutil
 
+from everstep.runtime.display.terminal import as_text
 from everstep.runtime.job.status import job_status
 from everstep.runtime.journal.journal import JournalError, read_state
 from everstep.runtime.platform.devices import machine_devices
@@ -147,7 +148,15 @@ def last_event(store: str, job: str) -> str:
         condition = status["conditions"][-1]
     except (StoreError, JournalError, ValueError, IndexError) as error:
         return f"last event: unknown: {error}"
-    return f"last event: {condition['lastTransitionTime']} {condition['type']}: {condition['message']}"
+    return f"last event: {condition['lastTransitionTime']} {condition['type']}: {as_text(condition['message'])}"
+
+
+def has_ended(store: str, job: str) -> bool:
+    """Whether the job's journal in that store says that it has ended."""
+    try:
+        return read_state(open_store(store, read_only=True), job).ended is not None
+    except (StoreError, JournalError, ValueError):
+        return False
 
 
 def _summary(shown: Window, here: str) -> str:
@@ -170,7 +179,7 @@ def _cells(row: RankRow) -> tuple[str, ...]:
     return (
         str(row.rank), row.node, str(row.pid), str(row.round), str(row.iteration), f"{row.pace_hz:.2f}",
         f"{row.pace.waited * 100:.0f} %" if row.pace.iteration_s else "-", f"{row.stall * 100:.1f} %",
-        f"{row.cores:.2f}", memory, row.device, row.phase or "-",
+        f"{row.cores:.2f}", memory, row.device, as_text(row.phase) or "-",
     )  # fmt: skip
 
 

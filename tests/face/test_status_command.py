@@ -134,3 +134,17 @@ def test_it_is_shown_again_until_somebody_stops_it(
     monkeypatch.setattr("everstep.cli.status.time.sleep", nap)
     assert main(["status", "r1", "--watch", "--runs", str(runs)]) == 0
     assert capsys.readouterr().out.count("u-train: Running") == len(naps) == 2
+
+
+def test_of_a_run_that_ended_before_its_job_it_is_shown_once(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nap(_: float) -> None:
+        raise AssertionError("nothing changes any more")
+
+    path = runs / "r1" / "workflow.json"
+    workflow = json.loads(path.read_text())
+    path.write_text(json.dumps({**workflow, "status": {"phase": "Failed", "finishedAt": "2026-01-31T12:00:00Z"}}))
+    monkeypatch.setattr("everstep.cli.status.time.sleep", nap)
+    assert main(["status", "r1", "--watch", "--runs", str(runs)]) == 0
+    assert capsys.readouterr().out.count("u-train: ended with its run") == 1

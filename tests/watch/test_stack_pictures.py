@@ -3,10 +3,14 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from everstep.cli.main import main
+from everstep.runtime.watch.looks import Look, render
+from everstep.runtime.watch.stacks import RankStacks
 from tests.launch.launchers import EVERSTEP, Launcher, until
 
 SCRIPT = """
@@ -64,3 +68,13 @@ def test_both_pictures_and_the_timeline_show_where_each_rank_is(launcher: Launch
     events = json.loads((to / "timeline.json").read_text())["traceEvents"]
     shown = {(event["tid"], event["name"]) for event in events if event["ph"] == "X"}
     assert shown == {(rank, f"iteration {number}") for rank in (0, 1) for number in range(2, 6)}
+
+
+def test_a_file_in_the_place_of_the_pictures_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dumps, taken = tmp_path / "stacks.json", tmp_path / "taken"
+    dumps.write_text(render([Look(RankStacks(0))], "json", "demo"))
+    taken.touch()
+    assert main(["stacks", "--path", str(dumps), "--to", str(taken)]) == 2
+    assert capsys.readouterr().err == f"everstep stacks: --to {taken}: File exists\n"

@@ -1,6 +1,7 @@
 """What `everstep top` shows of two readings."""
 
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +10,11 @@ import pytest
 
 from everstep.cli.main import main
 from everstep.cli.top_table import Reading, last_event, table, window
+from everstep.errors import BadInput
+from everstep.runtime.job.reasons import JobResult
+from everstep.runtime.job.records import JobEnded
+from everstep.runtime.journal import journal
+from everstep.runtime.store import open_store
 from everstep.runtime.system.gpu_readings import DeviceReading
 from everstep.runtime.watch.board_fields import Board
 from everstep.runtime.watch.find_workers import LocalWorker
@@ -48,6 +54,15 @@ def test_a_store_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     assert last_event(str(tmp_path / "none"), "demo").startswith("last event: unknown: ")
 
 
+def test_what_a_worker_wrote_moves_no_cursor(tmp_path: Path) -> None:
+    claimed, _ = journal.claim(open_store(str(tmp_path)), "demo", "127.0.0.1:1", 1.0)
+    end_record = JobEnded(time=2.0, result=JobResult.FAILED, reason="\x1b[2J\x1b]0;mine\x07", error="", exit_code=1)
+    claimed.write(claimed.draft([end_record]))
+    assert last_event(str(tmp_path), "demo").endswith(r"Failed: \x1b[2J\x1b]0;mine\x07")
+    boards = [Board(os.getpid(), 0, 1, 0, 1, "demo", named="\x1b[2J")]
+    assert r"\x1b[2J" in table(window(reading(0.0, boards), reading(1.0, boards)))
+
+
 def test_the_first_window_begins_when_its_boards_are_read(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,3 +82,61 @@ def test_the_first_window_begins_when_its_boards_are_read(
     assert main(["top", "-o", "json", "--times", "2", "--every", "2"]) == 0
     windows = map(msgspec.json.decode, capsys.readouterr().out.splitlines())
     assert [shown["ranks"][0]["pace_hz"] for shown in windows] == [5.0, 5.0]
+
+
+Look = Callable[[], list[LocalWorker]]
+
+
+@pytest.fixture
+def run_top(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., int]:
+    """How many windows `everstep top` shows if these are its looks at the workers, one after the other."""
+    looks_left = list[Look]()
+    monkeypatch.setattr("everstep.cli.top.workers_of", lambda *_: looks_left.pop(0)())
+    monkeypatch.setattr("everstep.cli.top.time.sleep", lambda _: None)
+    monkeypatch.setattr("everstep.cli.top_table.devices_of", lambda: None)
+
+    def run(looks: Iterable[Look], *flags: str) -> int:
+        looks_left.extend(looks)
+        assert main(["top", "-o", "json", "--every", "2", *flags]) == 0
+        assert not looks_left
+        return len(capsys.readouterr().out.splitlines())
+
+    return run
+
+
+def present(store: Path) -> Look:
+    """A look that finds a rank."""
+    board = Board(os.getpid(), 0, 1, 0, 1, "demo", store=str(store))
+    return lambda: [LocalWorker("worker-0", Path("board-0"), board)]
+
+
+def absent() -> list[LocalWorker]:
+    """A look that finds none."""
+    raise BadInput("demo: no worker")
+
+
+def test_it_goes_on_after_a_look_between_two_rounds_until_the_job_has_ended(
+    tmp_path: Path, run_top: Callable[..., int]
+) -> None:
+    claimed, _ = journal.claim(open_store(str(tmp_path)), "demo", "127.0.0.1:1", 1.0)
+
+    def end() -> list[LocalWorker]:
+        end_record = JobEnded(time=2.0, result=JobResult.SUCCEEDED, reason="all done", error="", exit_code=0)
+        claimed.write(claimed.draft([end_record]))
+        return absent()
+
+    rank = present(tmp_path)
+    assert run_top([rank, rank, rank, absent, rank, rank, absent, end]) == 2
+
+
+def test_a_job_whose_journal_says_nothing_is_waited_for_no_longer_than_for_a_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_top: Callable[..., int]
+) -> None:
+    monkeypatch.setattr("everstep.cli.top.MOST_SILENT_S", 6.0)
+    rank = present(tmp_path / "none")
+    assert run_top([rank, rank, *[absent] * 4]) == 0
+
+
+def test_one_reading_waits_for_no_round(tmp_path: Path, run_top: Callable[..., int]) -> None:
+    rank = present(tmp_path / "none")
+    assert run_top([rank, rank, absent], "--times", "1") == 0
