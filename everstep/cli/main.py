@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -47,7 +48,7 @@ EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the verb and run it; returns the exit code (0 done, 2 bad input)."""
+    """Parse the verb and run it; returns the exit code (0 done, 2 bad input, 130 ended by Ctrl-C)."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["launch"]:  # torchrun's command line needs its own parser.
         return importlib.import_module("everstep.cli.launch").main(words[1:])
@@ -75,6 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PermissionError as error:
         print(f"{flags.prog}: {permission_line(error)}", file=sys.stderr)
         return ExitCode.BAD_INPUT
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     except BrokenPipeError:  # The reader, such as `head`, has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

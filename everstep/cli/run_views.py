@@ -31,7 +31,14 @@ def find_run_folders(runs: Path) -> Iterator[Path]:
     if runs.is_dir():
         with os.scandir(runs) as entries:
             folders = [Path(entry.path) for entry in entries if entry.is_dir()]
-        yield from (folder for folder in folders if any((folder / file).is_file() for file in FILES))
+        yield from filter(_has_run, folders)
+
+
+def _has_run(folder: Path) -> bool:
+    try:
+        return any((folder / file).is_file() for file in FILES)
+    except PermissionError:  # Another user's private folder.
+        return False
 
 
 def _runs_by_age(runs: Path) -> list[tuple[Path, Mapping[str, Any]]]:
@@ -190,10 +197,9 @@ def log_lines(folder: Path, selector: str, follow: bool) -> Iterator[str]:
     while True:
         over = launcher_pid(folder) is None
         for path, pod in _pod_logs(folder, selector):
-            at = read.get(path)
-            before, text = read_on(path, at)
+            before, text, begin = read_on(path, read.get(path))
             text = text if over or not follow else text[: text.rfind(b"\n") + 1]
-            read[path] = len(text) + (0 if before else at or 0)
+            read[path] = begin + len(text)
             for line in (before + text).decode(errors="replace").splitlines():
                 yield f"{as_text(pod)}: {as_text(line)}"
         if over or not follow:

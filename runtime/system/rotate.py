@@ -38,20 +38,21 @@ def rotate(path: Path, most: int = MOST_BYTES) -> bool:
     return True
 
 
-def read_on(path: Path, at: int | None) -> tuple[bytes, bytes]:
-    """(Unread bytes from before the last rotation, unread bytes since).
+def read_on(path: Path, at: int | None) -> tuple[bytes, bytes, int]:
+    """(Unread bytes from before the last rotation, unread bytes since, where in the file the latter begin).
 
-    `at`: how many bytes have been read; None: no reader yet, so nothing from before the rotation is returned.
+    `at`: how many bytes of the file have been read; None: there was no reader yet, so all from before is unread.
     """
     with path.open("rb") as file:
         begun_anew = at is None or os.fstat(file.fileno()).st_size < at
+        begin = 0 if begun_anew else at or 0
         before = b""
         if begun_anew:
             with suppress(FileNotFoundError), path.with_name(f"{path.name}.1").open("rb") as older:
                 older.seek(at or 0)
                 before = older.read()
-        file.seek(0 if begun_anew else at or 0)
-        return before, file.read()
+        file.seek(begin)
+        return before, file.read(), begin
 
 
 def log_path_of(file: int) -> Path | None:

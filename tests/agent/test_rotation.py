@@ -95,14 +95,26 @@ def test_of_a_launchs_rounds_the_newest_keep_their_logs_which_are_appended_to_an
     assert logs._rotation.paths == kept, "what a survivor started in an earlier round may write there"
 
 
+def rotate_and_append(log: Path, line: bytes) -> None:
+    assert rotate.rotate(log, 1)
+    with log.open("ab") as file:
+        file.write(line)
+
+
 def test_who_follows_a_log_misses_nothing_when_it_begins_anew(tmp_path: Path) -> None:
     log = tmp_path / "pod.log"
     log.write_bytes(b"one\n")
-    assert rotate.read_on(log, None) == (b"", b"one\n")
+    assert rotate.read_on(log, None) == (b"", b"one\n", 0)
     with log.open("ab") as file:
         file.write(b"two\n")
-    assert rotate.rotate(log, 1)
-    with log.open("ab") as file:
-        file.write(b"3\n")
-    assert rotate.read_on(log, 4) == (b"two\n", b"3\n")
-    assert rotate.read_on(log, None) == (b"one\ntwo\n", b"3\n")
+    rotate_and_append(log, b"3\n")
+    assert rotate.read_on(log, 4) == (b"two\n", b"3\n", 0)
+    assert rotate.read_on(log, None) == (b"one\ntwo\n", b"3\n", 0)
+
+
+def test_who_had_read_all_of_a_log_that_begins_anew_reads_on_from_its_beginning_once(tmp_path: Path) -> None:
+    log = tmp_path / "pod.log"
+    log.write_bytes(b"one\ntwo\n")
+    rotate_and_append(log, b"3\n")
+    assert rotate.read_on(log, 8) == (b"", b"3\n", 0)
+    assert rotate.read_on(log, 2) == (b"", b"", 2)

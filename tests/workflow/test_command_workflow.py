@@ -15,6 +15,8 @@ import psutil
 import pytest
 
 from everstep.cli.main import main
+from everstep.cli.run_views import log_lines
+from everstep.runtime.system.rotate import rotate
 from everstep.runtime.workflow import ManifestError
 from everstep.runtime.workflow.engine.nodes import fnv32a
 from everstep.runtime.workflow.run.run_folder import launcher_pid, lock
@@ -53,6 +55,31 @@ def test_run_get_and_logs_tell_of_the_step(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     assert "Succeeded" in everstep("get", "h", cwd=tmp_path).stdout
     assert everstep("logs", "h", cwd=tmp_path).stdout == "h: hello\n"
+
+
+def test_a_log_that_begins_anew_is_followed_line_by_line(tmp_path: Path) -> None:
+    assert everstep("run", str(manifest(tmp_path)), "--name", "h", cwd=tmp_path).returncode == 0
+    folder, log = tmp_path / "runs/h", tmp_path / "runs/h/logs/h.log"
+    with lock(folder):
+        lines = log_lines(folder, "", follow=True)
+        assert next(lines) == "h: hello"
+        assert rotate(log, 1)
+        for line in ("2", "3"):
+            with log.open("a") as file:
+                file.write(f"{line}\n")
+            assert next(lines) == f"h: {line}"
+
+
+def test_who_ends_the_following_of_a_log_sees_no_traceback(tmp_path: Path) -> None:
+    assert everstep("run", str(manifest(tmp_path)), "--name", "h", cwd=tmp_path).returncode == 0
+    command = [sys.executable, "-m", "everstep", "workflow", "logs", "h", "-f"]
+    pipe = subprocess.PIPE
+    with lock(tmp_path / "runs/h"), subprocess.Popen(command, cwd=tmp_path, stdout=pipe, stderr=pipe) as following:
+        assert following.stdout is not None
+        assert following.stdout.readline() == b"h: hello\n"
+        following.send_signal(signal.SIGINT)
+        assert following.communicate(timeout=PATIENCE_S) == (b"", b"")
+    assert following.returncode == 128 + signal.SIGINT
 
 
 def test_a_failed_step_gives_exit_code_1_and_its_log(tmp_path: Path) -> None:

@@ -150,8 +150,8 @@ class LocalRuns:
         size = path.stat().st_size
         at, rest = max(size - TAIL_BYTES, 0), b""
         while True:
-            before, now = read_on(path, at)
-            at = len(now) + (0 if before else at)
+            before, now, begin = read_on(path, at)
+            at = begin + len(now)
             text = rest + before + now
             whole, end, rest = text.rpartition(b"\n")
             yield (whole + end).decode(errors="replace")
