@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -36,16 +36,25 @@ async def served_from(source: Source) -> AsyncIterator[str]:
 
 async def first_event(session: aiohttp.ClientSession, address: str, expected_kind: str) -> Any:
     """The data of the first event of that kind."""
-    headers = {"Authorization": f"Bearer {TOKEN}"}
+    ((_, data),) = await first_events(session, address, {expected_kind}, 1)
+    return data
+
+
+async def first_events(
+    session: aiohttp.ClientSession, address: str, expected_kinds: Collection[str], count: int
+) -> list[tuple[str, Any]]:
+    """(kind, data) of the first events of those kinds."""
+    headers, events, kind = {"Authorization": f"Bearer {TOKEN}"}, list[tuple[str, Any]](), ""
     async with asyncio.timeout(60), session.get(address, headers=headers) as answer:
         assert answer.status == 200, await answer.text()
-        kind = ""
         async for line in answer.content:
             name, _, value = line.decode().rstrip("\n").partition(": ")
             kind = value if name == "event" else kind
-            if name == "data" and kind == expected_kind:
-                return json.loads(value)
-    raise AssertionError(f"no event {expected_kind}")
+            if name == "data" and kind in expected_kinds:
+                events.append((kind, json.loads(value)))
+                if len(events) == count:
+                    return events
+    raise AssertionError(f"only {len(events)} of {count} events {', '.join(expected_kinds)}")
 
 
 def write_run(runs: Path, name: str, phase: str = "Succeeded", *, message: str = "", began: int = 0) -> Path:

@@ -1,9 +1,10 @@
 """What the page says has happened to a job."""
 
-from everstep.cli.ui.snapshot import events
+from everstep.cli.ui.snapshot import events, snapshot
+from everstep.cli.ui.sources import Entry, OpenedRun
 from everstep.runtime.job import records as job
 from everstep.runtime.protocol.rounds import Member, Round
-from everstep.runtime.report import history
+from everstep.runtime.report import Run, history
 from everstep.runtime.watch.slow_ranks import SlowPart
 
 
@@ -31,3 +32,19 @@ def test_first_causes_slow_ranks_and_earlier_ends_are_told() -> None:
     )
     assert shown["end"]["text"] == "the job stopped at iteration 0, and was started again"
     assert shown["end"]["more"] == "a user stopped it"
+
+
+def test_after_a_rollback_the_figures_are_those_of_the_newest_round() -> None:
+    rounds = {1: range(1, 141), 2: range(101, 106)}
+    lines = [
+        {"time": 10.0 * number + iteration, "round": number, "iteration": iteration, "tokens": 64.0 * number,
+         "loss": 1.0 * number, "seconds": 1.0 / number}
+        for number, iterations in rounds.items()
+        for iteration in iterations
+    ]  # fmt: skip
+    run = Run("r", jobs={"train": history([], lines)})
+    (shown,) = snapshot(OpenedRun(run, None, Entry("here", "r", "Running", 1.0, 0.0, "")), 200.0)["jobs"]
+    assert (shown["iteration"], shown["loss"]) == (105, 2.0)
+    assert shown["throughput"] == (15 * 64 + 5 * 128) / (15 + 5 / 2)
+    assert shown["pace"] == 1.0
+    assert [point[0] for point in shown["points"]] == [*range(1, 141)], "the curve keeps the rest of the round before"

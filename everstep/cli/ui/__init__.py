@@ -9,8 +9,10 @@ import asyncio
 import secrets
 import sys
 import webbrowser
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 from everstep.errors import BadInput
@@ -55,13 +57,22 @@ def run(flags: Ui) -> int:
     token = secrets.token_urlsafe(32)
     address = f"http://127.0.0.1:{listener.getsockname()[1]}/#{token}"
     print(f"{address}\nWhoever knows this address may stop and scale these runs. Ctrl-C ends the page.", flush=True)
-    if flags.open:
-        webbrowser.open(address)
-    try:
-        asyncio.run(serve(sources, listener, token))
-    except KeyboardInterrupt:
-        print(file=sys.stderr)
+    with ExitStack() as stack:
+        if flags.open:
+            _open_in_browser(address, Path(stack.enter_context(TemporaryDirectory(prefix="everstep-ui-"))))
+        try:
+            asyncio.run(serve(sources, listener, token))
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
     return 0
+
+
+def _open_in_browser(address: str, folder: Path) -> None:
+    """Open the page by a file of this user that redirects to it: all users see a browser's command line."""
+    path = folder / "everstep.html"
+    path.touch(mode=0o600)
+    path.write_text(f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={address}">\n')
+    webbrowser.open(path.as_uri())
 
 
 def _sources(flags: Ui) -> "dict[str, Source]":

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -63,11 +64,10 @@ async def act(command: Sequence[str], log: Path | None) -> Deed:
 
 async def _begin(words: Sequence[str], command_line: str, log: Path) -> Deed:
     with log.open("wb") as file:
-        process = await asyncio.create_subprocess_exec(
-            *words, stdin=asyncio.subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
-        )
-    with suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), EARLY_S)
+        # Not by asyncio, which kills its processes when its loop ends.
+        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True)
+    with suppress(subprocess.TimeoutExpired):
+        await asyncio.to_thread(process.wait, EARLY_S)
     text = (await asyncio.to_thread(log.read_text, errors="replace"))[:MOST_OUTPUT].strip()
     if process.returncode is not None:
         return Deed(command_line, process.returncode, text)

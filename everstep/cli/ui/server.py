@@ -196,6 +196,7 @@ class Page:
                 run_opened = await asyncio.to_thread(source.open, name)
                 data = await asyncio.to_thread(snapshot, run_opened, time.time())
             except (BadInput, *BROKEN) as error:
+                last_sent = None
                 await send("trouble", {"place": source.place, "text": f"{name} cannot be shown now: {error}"})
             else:
                 for job in data["jobs"]:
@@ -226,14 +227,20 @@ class Page:
             await asyncio.sleep(_pause(source, began))
 
     async def _send_log(self, send: Send, source: Source, name: str, log: str) -> None:
-        try:
-            texts = source.follow(name, log)
-            while True:
-                if text := await asyncio.to_thread(next, texts):
-                    await send("log", {"log": log, "text": text})
-                await asyncio.sleep(EVERY_S / 2 if source.place == "here" else CLUSTER_EVERY_S)
-        except (BadInput, OSError) as error:
-            await send("log", {"log": log, "text": f"{error}\n"})
+        texts, begins, trouble = source.follow(name, log), True, ""
+        while True:
+            try:
+                text = await asyncio.to_thread(next, texts)
+            except (BadInput, OSError) as error:
+                texts, begins = source.follow(name, log), True
+                if str(error) != trouble:
+                    trouble = str(error)
+                    await send("log", {"log": log, "text": f"{error}\n", "begins": False})
+            else:
+                if text:
+                    await send("log", {"log": log, "text": text, "begins": begins})
+                    begins, trouble = False, ""
+            await asyncio.sleep(EVERY_S / 2 if source.place == "here" else CLUSTER_EVERY_S)
 
     async def post_act(self, request: web.Request) -> web.StreamResponse:
         """Do what a button asks for: `command`, `code` and `output` of the verb."""

@@ -1,6 +1,6 @@
 """The page's data of one run: plain values for JSON. Text of a run stays text; the page never makes HTML of it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -13,6 +13,7 @@ from everstep.runtime.report.activity import Activity
 from everstep.runtime.report.history import History
 from everstep.runtime.report.job_view import JobView, view
 from everstep.runtime.report.page import what_next
+from everstep.runtime.report.telemetry import Point
 from everstep.runtime.report.timeline import COLUMNS, Timeline
 from everstep.runtime.store import Store, StoreError
 
@@ -69,15 +70,15 @@ def _drawing(steps: list[flow.Step], *, across: bool) -> dict[str, Any]:
 def _job(run_opened: OpenedRun, job: JobView) -> dict[str, Any]:
     history, span = job.history, job.ledger
     uid = run_opened.run.uid
-    last = history.curve[-1] if history.curve else None
+    curve = _current_curve(history)
     return {
         "name": job.name,
         "job": f"{uid}-{job.name}",
         "status": _status(run_opened.store, f"{uid}-{job.name}"),
-        "iteration": last.iteration if last else 0,
-        "loss": next((point.loss for point in reversed(history.curve) if point.loss is not None), None),
-        "throughput": _throughput(history),
-        "pace": _pace(history),
+        "iteration": curve[-1].iteration if curve else 0,
+        "loss": next((point.loss for point in reversed(curve) if point.loss is not None), None),
+        "throughput": _throughput(curve),
+        "pace": _pace(curve),
         "goodput": span.goodput if span else None,
         "lost": job.restart_s,
         "restarts": len(history.restarts),
@@ -137,16 +138,22 @@ def _status(store: Store | None, job: str) -> dict[str, Any] | None:
         return None
 
 
-def _throughput(history: History) -> float | None:
+def _current_curve(history: History) -> list[Point]:
+    """The curve up to the newest iteration; after a rollback the rest of it is of earlier rounds."""
+    _, newest = max(((point.round, point.iteration) for point in history.points), default=(0, 0))
+    return [point for point in history.curve if point.iteration <= newest]
+
+
+def _throughput(curve: Sequence[Point]) -> float | None:
     """Tokens per second over the last iterations."""
-    some = [point for point in history.curve[-20:] if point.tokens is not None and point.seconds > 0]
+    some = [point for point in curve[-20:] if point.tokens is not None and point.seconds > 0]
     seconds = sum(point.seconds for point in some)
     return sum(point.tokens or 0.0 for point in some) / seconds if seconds else None
 
 
-def _pace(history: History) -> float | None:
+def _pace(curve: Sequence[Point]) -> float | None:
     """Seconds of an iteration, the median of the last ones."""
-    return median([point.seconds / point.count for point in history.curve[-50:]]) if history.curve else None
+    return median([point.seconds / point.count for point in curve[-50:]]) if curve else None
 
 
 def _points(history: History) -> list[list[float | None]]:

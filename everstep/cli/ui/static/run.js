@@ -49,8 +49,10 @@ export class RunView {
       this.logs = data;
       if (!this.chosen && data.length) this.choose(data.find((log) => log.startsWith("train") && !log.includes("/")) || data[0]);
       this.log.setLogs(data, this.chosen);
-    } else if (kind === "log" && data.log === this.chosen) this.log.add(data.text);
-    else if (kind === "trouble") this.parts.show(this.head, "head", data, () => [h("h1", {}, this.name), h("p", { class: "trouble" }, data.text)]);
+    } else if (kind === "log" && data.log === this.chosen) {
+      if (data.begins) this.log.clear();
+      this.log.add(data.text);
+    } else if (kind === "trouble") this.parts.show(this.head, "head", data, () => [h("h1", {}, this.name), h("p", { class: "trouble" }, data.text)]);
   }
 
   render() {
