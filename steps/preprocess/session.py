@@ -164,7 +164,11 @@ def _submitted_context() -> "SparkContext":
     from pyspark import SparkConf, SparkContext
 
     with _explain_start():
-        conf = SparkConf().setIfMissing("spark.app.name", "everstep-preprocess").setExecutorEnv("PYTHONPATH", _package_root())
+        conf = (
+            SparkConf()
+            .setIfMissing("spark.app.name", "everstep-preprocess")
+            .setExecutorEnv("PYTHONPATH", _package_root())
+        )
         return SparkContext(conf=conf)
 
 

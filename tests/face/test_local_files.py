@@ -227,9 +227,8 @@ def test_a_store_that_this_machine_cannot_write_is_one_line(
     with pytest.raises(BadInput, match=r"cannot be put into the store.*or give s3://"):
         with_addresses(Config(corpus=str(tmp_path / "a.txt")), "s3://everstep-tests/here", "")
 
-def test_a_store_that_does_not_answer_may_do_so_at_another_try(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+def test_a_store_that_does_not_answer_may_do_so_at_another_try(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_answer(uri: str) -> Store:
         raise Unavailable(f"{uri}: no answer")
 

@@ -73,7 +73,10 @@ def test_a_wrong_flag_is_told_in_one_line(flag_text: str, capsys: pytest.Capture
         ("--tokenizer-type GPT2BPETokenizer --vocab-file x --merge-file y", "--vocab-file x: no such file"),
         ("--tokenizer-type HFTokenizer --vocab-file x", "--vocab-file x: no such file"),
         ("--dataset-impl flat", "--dataset-impl flat: choose one of mmap"),
-        (f"--tokenizer-type GPT2BPETokenizer --vocab-file {'x' * 300} --merge-file m", "no such file; give the tokenizer's"),
+        (
+            f"--tokenizer-type GPT2BPETokenizer --vocab-file {'x' * 300} --merge-file m",
+            "no such file; give the tokenizer's",
+        ),
         ("--on-error cry", "--on-error cry: choose one of fail, skip"),
         ("--jsonl-keys ../a", "--jsonl-keys '../a'"),
         ("--workers -1", "--workers -1: must be at least 0"),

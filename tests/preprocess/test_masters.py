@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 import zipfile
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -122,11 +123,10 @@ def test_a_spark_that_does_not_answer_is_one_line_and_may_do_so_at_another_try(
         monkeypatch.setenv(name, "0")
     monkeypatch.setattr("pyspark.SparkConf" if is_submitted else "pyspark.SparkContext", fail)
     monkeypatch.setattr(gateway, "wait_for_connection", lambda *_: (0, ""))
+    java = cast("subprocess.Popen[bytes]", None)
+    start = session._submitted_context if is_submitted else partial(session._start, {}, java, tmp_path)
     with pytest.raises(StepError, match=r"^Spark did not start: no answer$") as raised:
-        if is_submitted:
-            session._submitted_context()
-        else:
-            session._start({}, cast("subprocess.Popen[bytes]", None), tmp_path)
+        start()
     assert raised.value.code == ExitCode.TRY_AGAIN
 
 

@@ -194,6 +194,9 @@ def test_of_two_commands_under_one_prefix_the_first_to_finish_counts(
     assert len(list((tmp_path / "out").iterdir())) == len(written[0]) == 4
 
 
+OF_TEXT = ("text_document.bin", "text_document.idx")
+
+
 def test_a_tokenizer_is_written_over_by_force_only_and_forced_commands_leave_none_of_the_earlier_files(
     inputs: Path, tmp_path: Path
 ) -> None:
@@ -205,9 +208,9 @@ def test_a_tokenizer_is_written_over_by_force_only_and_forced_commands_leave_non
         run(config(tmp_path, inputs, **trains))
     assert (out / "result_tokenizer.json").read_text() == "mine"
     run(config(tmp_path, inputs, **trains, force=True))
-    of_both_splits = {f"result_{split}text_document.{suffix}" for split in ("", "validation_") for suffix in ("bin", "idx")}
-    always = {"result_preprocess.html", "result_preprocess.json", "result_text_document.bin", "result_text_document.idx"}
-    assert set(contents(out)) == of_both_splits | always | {"result_tokenizer.json"}
+    always = {f"result_{name}" for name in ("preprocess.html", "preprocess.json", *OF_TEXT)}
+    of_validation = {f"result_validation_{name}" for name in OF_TEXT}
+    assert set(contents(out)) == always | of_validation | {"result_tokenizer.json"}
     run(config(tmp_path, inputs, **files, tokenizer=str(out / "result_tokenizer.json"), force=True))
     assert set(contents(out)) == always | {"result_tokenizer.json"}, "a tokenizer that is given stays"
     run(config(tmp_path, inputs, **trains, force=True))

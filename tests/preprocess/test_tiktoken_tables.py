@@ -88,6 +88,7 @@ def test_a_missing_table_is_refused_before_anything_starts(path: str) -> None:
     with pytest.raises(StepError, match=f"--vocab-file {path}: no such table"):
         Config(tokenizer_type="TiktokenTokenizer", vocab_file=path).check()
 
+
 @pytest.mark.parametrize(
     ("name", "expected_code", "expected_text"),
     [
