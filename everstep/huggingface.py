@@ -24,6 +24,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 
 from everstep.checkpoints import Checkpointer, Checkpoints
+from everstep.ddp_buckets import fix_buckets
 from everstep.random_state import gather_random_states, random_state, set_random_state
 from everstep.runtime.checkpoint.errors import StateError
 from everstep.runtime.checkpoint.state.flatten import decode
@@ -46,6 +47,7 @@ class EverstepCallback(TrainerCallback):
     def __init__(self, directory: str = "", every: int = 1) -> None:
         """Under `everstep launch` the agent keeps the checkpoints; otherwise the store `directory` does, or
         EVERSTEP_STORE."""
+        fix_buckets()
         self._checkpoints = Checkpoints(directory)
         self._checkpoints.session.loop = None
         self._every = every

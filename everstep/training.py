@@ -24,6 +24,7 @@ import torch
 
 from everstep import trackers
 from everstep.checkpoints import Checkpointer
+from everstep.ddp_buckets import fix_buckets
 from everstep.group_sockets import GroupSockets
 from everstep.kept_values import KeptValues
 from everstep.process_group import join
@@ -55,6 +56,7 @@ def enter(
         torch.accelerator.set_device_index(context.device)
     if context.world_size > 1 or "WORLD_SIZE" in os.environ:
         join(context.rank, GROUP_BACKENDS[context.device.type], timeout, sockets)
+        fix_buckets()
     torch.manual_seed(seed)
     begin(context, {"joined_at": time.time()}, ahead)
     return context
