@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from everstep.runtime.net.addresses import is_loopback
 from everstep.runtime.watch import in_worker
 from everstep.runtime.watch.board_fields import GROUP_PHASE
 
@@ -92,7 +93,7 @@ def bind_listener(host: str, port: int, one_machine: bool) -> socket.socket | No
         return None
     addresses = list(dict.fromkeys((family, place) for family, _, _, _, place in addresses_found))
     means_the_same_to_all = one_machine or host == "localhost" or _is_address(host)
-    if not means_the_same_to_all and any(_is_loopback(str(place[0])) for _, place in addresses):
+    if not means_the_same_to_all and any(is_loopback(str(place[0])) for _, place in addresses):
         return None
     for family, place in addresses:
         with suppress(OSError):
@@ -103,10 +104,6 @@ def bind_listener(host: str, port: int, one_machine: bool) -> socket.socket | No
 def _is_one_machine() -> bool:
     """Whether all ranks run on this node."""
     return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
-
-
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def _is_address(host: str) -> bool:

@@ -23,6 +23,7 @@ from everstep.runtime.diagnosis.node import check_node
 from everstep.runtime.diagnosis.switchbox import SwitchboxError, SwitchboxSpec, missing_devices
 from everstep.runtime.diagnosis.verdicts import Verdict
 from everstep.runtime.job.topology import order_by_place
+from everstep.runtime.net.addresses import ELSEWHERE, is_loopback, source_address
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.net.token_gate import TokenGate, listen
 from everstep.runtime.system.cpus import usable_cpus
@@ -35,8 +36,6 @@ END_TIMEOUT_S = 2.0
 """How long requests in progress may take when node 0 is done."""
 RESOLVE_TIMEOUT_S = 30.0
 """How long a name may take to appear in the DNS, and a route to exist."""
-_ELSEWHERE = ("192.0.2.1", "2001:db8::1")
-"""Addresses of no machine (RFC 5737, RFC 3849): the way to them is the way to any other machine."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ async def _resolve_own_address(endpoint: Endpoint, patience_s: float) -> str:
                     what, mend = "no route from this machine", "check the address"
                 raise RefusedError(f"{endpoint.host}: {what} ({error.strerror}); {mend}") from None
         await asyncio.sleep(1.0)
-    if _is_loopback(address) and not endpoint.bind_host:
+    if is_loopback(address) and not endpoint.bind_host:
         return await _address_for_others() or address
     return address
 
@@ -227,22 +226,15 @@ async def _address_for_others() -> str:
     with suppress(OSError):
         addresses = await asyncio.get_running_loop().getaddrinfo(socket.gethostname(), None, type=socket.SOCK_DGRAM)
         for *_, place in addresses:
-            if not _is_loopback(str(place[0])):
+            if not is_loopback(str(place[0])):
                 return str(place[0])
-    for elsewhere in _ELSEWHERE:
+    for elsewhere in ELSEWHERE:
         with suppress(OSError):
             return await _source_address(elsewhere, 9)
     return ""
 
 
-def _is_loopback(address: str) -> bool:
-    return ipaddress.ip_address(address).is_loopback
-
-
 async def _source_address(host: str, port: int) -> str:
-    """Connecting a UDP socket sends nothing, and shows which source address the system would use."""
+    """This machine's on the route to what the name leads to. Raises OSError, UnicodeError."""
     addresses = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-    family, kind, protocol, _, place = addresses[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(place)
-        return str(probe.getsockname()[0])
+    return source_address(str(addresses[0][4][0]), port)

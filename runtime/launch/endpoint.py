@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from everstep.runtime.net.addresses import ELSEWHERE, is_loopback, source_address
 from everstep.runtime.net.token import TOKEN_VARIABLE, shared_token
 from everstep.runtime.system.own_folder import own_process_folder
 
 _RESOLVE_S = 5.0
 _PAUSE_S = 0.5
-_ELSEWHERE = ("192.0.2.1", "2001:db8::1")
-"""Addresses of no machine (RFC 5737, RFC 3849)."""
 
 
 def resolve(host: str, port: int, pause: Callable[[float], None] = time.sleep) -> str:
@@ -57,18 +56,10 @@ def is_local(address: str) -> bool:
 
 def own_address(towards: str, port: int) -> str:
     """This machine's address on the route to `towards`. Raises ValueError when there is no route."""
-    family = socket.AF_INET6 if ":" in towards else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # Sends nothing: the kernel only picks a route.
-        try:
-            probe.connect((towards, port or 9))
-        except OSError as error:
-            raise ValueError(f"{towards}: no route from this machine ({error.strerror})") from None
-        return str(probe.getsockname()[0])
-
-
-def is_loopback(address: str) -> bool:
-    """Is the address reachable from this machine alone?"""
-    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    try:
+        return source_address(towards, port or 9)
+    except OSError as error:
+        raise ValueError(f"{towards}: no route from this machine ({error.strerror})") from None
 
 
 def common_address(host: str, port: int, local_addr: str) -> str:
@@ -82,7 +73,7 @@ def common_address(host: str, port: int, local_addr: str) -> str:
         return address
     if local_addr:
         return resolve(local_addr, port)
-    for elsewhere in _ELSEWHERE:
+    for elsewhere in ELSEWHERE:
         with suppress(ValueError, OSError):
             return own_address(elsewhere, port)
     why = f"on this machine it is {address}, which no other machine reaches"

@@ -1,1 +1,2 @@
-"""Connections between processes: the gate of every HTTP server, TLS, tokens, and requests that manifests ask for."""
+"""Connections between processes: the gate of every HTTP server, TLS, tokens, and requests that manifests ask for; this
+machine's addresses."""

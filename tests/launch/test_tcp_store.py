@@ -97,7 +97,7 @@ def test_it_listens_where_the_other_ranks_look_for_it(
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     if host == "node-1":  # Its address is no loopback's.
-        monkeypatch.setattr("everstep.runtime.agent.tcp_store._is_loopback", lambda _: False)
+        monkeypatch.setattr("everstep.runtime.agent.tcp_store.is_loopback", lambda _: False)
     listener = bind_listener(host, 0, one_machine)
     assert (listener.getsockname()[0] if listener else None) == address
     if listener:

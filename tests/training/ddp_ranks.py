@@ -3,15 +3,14 @@
 By torch's own buckets, then by Everstep's.
 """
 
-import os
 import sys
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from everstep.ddp_buckets import fix_buckets
+from tests.training.forked_ranks import failed_ranks
 
 RANKS, ITERATIONS = 3, 6
 
@@ -39,27 +38,14 @@ def are_equal(rank: int) -> bool:
     return all(torch.equal(calm, interrupted) for calm, interrupted in pairs)
 
 
-def become(rank: int, result: str) -> None:
-    """Be that rank; the first one writes what it found."""
-    dist.init_process_group("gloo", init_method=f"file://{result}.group", rank=rank, world_size=RANKS)
+def be_rank(rank: int) -> None:
+    """The first one writes what it found."""
     by_torch = are_equal(rank)
     fix_buckets()
     fixed = are_equal(rank)
     if rank == 0:
-        Path(result).write_text(f"{by_torch} {fixed}")
-    dist.barrier()
-    os._exit(0)
-
-
-def main() -> int:
-    """How many ranks failed."""
-    children = []
-    for rank in range(RANKS):
-        if not (pid := os.fork()):
-            become(rank, sys.argv[1])
-        children.append(pid)
-    return sum(os.waitpid(pid, 0)[1] != 0 for pid in children)
+        Path(sys.argv[1]).write_text(f"{by_torch} {fixed}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(failed_ranks(RANKS, sys.argv[1], be_rank))
