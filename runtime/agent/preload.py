@@ -20,6 +20,9 @@ from everstep.runtime.agent.script import Kind, has_main, import_root, split_com
 _CUDA_NOT_INITIALIZED = 3
 _BY_OPTIMIZERS = "torch._dynamo"
 """Imported by a process's first torch optimizer, which takes more than a second in each worker and round."""
+_BY_COMPILER = "torch._inductor.compile_fx"
+"""Imported by what a process compiles first, which takes as long, and makes most of the objects that a survivor's first
+collection has to visit. No pool of processes is started by that (torch, `maybe_warm_pool`)."""
 
 
 TURN_S, _LOOK_S = 10.0, 0.05
@@ -81,10 +84,26 @@ def names_optimizer(source: bytes, name: str) -> bool:
     return False
 
 
+def compiles(source: bytes, name: str, arguments: Sequence[str]) -> bool:
+    """Does the code of the module call torch.compile? If it has flags of that name: and is one of them given? Raises
+    SyntaxError."""
+    names_compiler, flags = False, set[str]()
+    for node in ast.walk(ast.parse(source, name)):
+        match node:
+            case ast.Attribute(value=ast.Name(id="torch"), attr="compile"):
+                names_compiler = True
+            case ast.ImportFrom(module="torch", names=names) if any(each.name == "compile" for each in names):
+                names_compiler = True
+            case ast.Constant(value=str(text)) if text.startswith("--") and "compile" in text:
+                flags.add(text)
+    return names_compiler and (not flags or any(each.partition("=")[0] in flags for each in arguments))
+
+
 def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
     """Import the modules and the script's imports. Returns one line per failure, for a warning: the worker fails again
     with the full traceback."""
-    sys.path[0] = import_root(split_command(command))
+    split = split_command(command)
+    sys.path[0] = import_root(split)
     failures = [line for name in modules if (line := _run_import(f"import {name}", name))]
     path = source_of(command)
     if path is None:
@@ -97,6 +116,8 @@ def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
     failures += (line for item in statements if (line := _run_import(ast.unparse(item), path)))
     if "torch" in sys.modules and names_optimizer(source, path):
         failures += filter(None, [_run_import(f"import {_BY_OPTIMIZERS}", path)])
+    if "torch" in sys.modules and compiles(source, path, split.arguments):
+        failures += filter(None, [_run_import(f"import {_BY_COMPILER}", path)])
     return failures
 
 

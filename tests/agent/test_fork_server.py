@@ -347,6 +347,31 @@ def test_a_fork_finds_torch_as_told_and_what_its_optimizer_will_import(tmp_path:
     assert not [line for line in ran.said if "exec" in line], "torch and numpy must leave one thread"
 
 
+@pytest.mark.parametrize(
+    ("code", "arguments", "is_there"),
+    [
+        ("net = torch.compile(net)", [], True),
+        ("flags.add_argument('--compile')\n    net = torch.compile(net)", ["--lr", "1"], False),
+        ("flags.add_argument('--compile')\n    net = torch.compile(net)", ["--compile"], True),
+        ("flags.add_argument('--torch-compile')\n    net = torch.compile(net)", ["--torch-compile=yes"], True),
+        ("from torch import compile as faster", [], True),
+        ("re.compile('torch.compile')", [], False),
+    ],
+)
+def test_a_fork_finds_what_its_compiler_will_import(
+    tmp_path: Path, code: str, arguments: Sequence[str], is_there: bool
+) -> None:
+    pytest.importorskip("torch")
+    script = write(
+        tmp_path,
+        "train.py",
+        f"import sys\nimport torch\n\ndef later():\n    {code}\n\nprint('torch._inductor.compile_fx' in sys.modules)\n",
+    )
+    ran = run_worker(tmp_path, [script, *arguments])
+    assert ran.output.split() == ["[0]", str(is_there)]
+    assert not [line for line in ran.said if "exec" in line], "torch must leave one thread"
+
+
 def test_threads_that_nobody_set_are_as_many_as_in_a_fresh_process(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = write(
