@@ -43,8 +43,10 @@ _SPAN = re.compile(rf"{_QUOTES}|[^'\"\\]+|.", re.DOTALL)
 """A part of a shell's text with the same quotes."""
 _PLAIN = re.compile(r"[\w@%+=:,./ -]*", re.ASCII)
 """A value that stands for itself, within quotes and without: there it may be several words."""
-_DOCUMENT = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n(?:.*?\n)?[ \t]*\2\n", re.DOTALL)
-"""A here-document, from what marks it to its end; the third group is the rest of its command."""
+_DOCUMENT = re.compile(r"(<<-?[ \t]*)(['\"]?)(\w+)\2([^\n]*\n)((?:.*?\n)?)([ \t]*\3\n)", re.DOTALL)
+"""A here-document, from what marks it to its end; the fourth group is the rest of its command, the fifth its text."""
+_SPECIAL = re.compile(r"[\\$`]")
+"""What a shell does not take as it stands in a here-document whose delimiter has no quotes."""
 _TEXT = re.compile(rf"{_DOCUMENT.pattern}|{_COMMENT}|{_QUOTES}|[^'\"\\#<]+|.", re.DOTALL)
 """A part of a shell's text that is quoted as a whole, or not at all."""
 _WRITES = re.compile(r"(?<![\d&<>-])>>?\s*(?![\s&]|/dev/)")
@@ -103,6 +105,13 @@ def filled_in_at_start(command: Sequence[str], names: Mapping[str, str]) -> tupl
     if place and not any(map(reference.search, (*command[:place], *command[place + 1 :]))):
 
         def filled(span: re.Match[str]) -> str:
+            begin, quote, delimiter, rest, document, end = span.groups()
+            if quote and reference.search(document):  # With quotes, its shell would put nothing there.
+                parts = reference.split(document)  # In turn texts and names.
+                texts = (
+                    f"${{{names[part]}}}" if n % 2 else _SPECIAL.sub(r"\\\g<0>", part) for n, part in enumerate(parts)
+                )
+                return f"{begin}{delimiter}{_TEXT.sub(filled, rest)}{''.join(texts)}{end}"
             before, after = ("'\"", "\"'") if span[0][0] == "'" else ("", "")
             return reference.sub(lambda match: f"{before}${{{names[match[1]]}}}{after}", span[0])
 
@@ -144,7 +153,7 @@ def split_writing(text: str) -> tuple[str, str]:
     """(all that comes before the last command, that command) of a shell's text that writes files first, from
     here-documents or as the output of its commands. Two empty texts: it writes none, or more than the order of its
     commands decides what is done."""
-    bare, documents = _DOCUMENT.subn(lambda document: f"{document[3]}\n", text)
+    bare, documents = _DOCUMENT.subn(lambda document: document[4], text)
     *earlier, last = split_commands(bare) or [""]
     whole = text.rstrip()
     writes = documents or any(

@@ -122,6 +122,18 @@ def test_a_quote_in_a_file_that_the_shell_writes_begins_none(tmp_path: Path) -> 
     assert (tmp_path / "own.txt").read_text() == "it's x-worker-0\n"
 
 
+@pytest.mark.parametrize(("quote", "marks"), [("'", ""), ('"', ""), ("'", "-")])
+def test_a_file_whose_text_the_shell_takes_as_it_stands_has_what_only_the_pod_knows(
+    quote: str, marks: str, tmp_path: Path
+) -> None:
+    lines = ["$HOME ${LR} `x` $(date) \\", '\\$ it\'s "$(POD_NAME)" $(LR)', "$(TOKEN)"]
+    writes = f"cat <<{marks} {quote}E{quote} > '$(POD_NAME)'.txt\n" + "".join(f"{line}\n" for line in [*lines, "E"])
+    conversion = converted(["bash", "-c", f"{writes}torchrun t.py"])
+    assert arguments_in_a_worker(conversion, tmp_path) == []
+    expected = [lines[0], '\\$ it\'s "x-worker-0" 1e-3', "two words"]
+    assert (tmp_path / "x-worker-0.txt").read_text().splitlines() == expected
+
+
 def test_words_behind_a_shells_text_are_filled_in_too_by_a_shell_around_it(tmp_path: Path) -> None:
     conversion = converted(["bash", "-c", 'python t.py "$@"', "--", "a b", "$(POD_NAME)"])
     assert arguments_in_a_worker(conversion, tmp_path) == ["a b", "x-worker-0"]
