@@ -106,7 +106,7 @@ def _default_folder(environment: Mapping[str, str]) -> Path:
     if os.access(nearest, os.W_OK):
         return home / "everstep"
     try:
-        return own_folder()
+        return own_folder() / "cache"  # Beside it stand the folders of live launches: cleaning must not reach them.
     except ValueError as error:
         raise StoreError(f"{error}, or set {FOLDER}") from None
 

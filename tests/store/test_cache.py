@@ -15,6 +15,7 @@ from everstep.runtime.data import data_folder
 from everstep.runtime.store import NoSuchKey, Store, StoreError, fetch_folder, open_store
 from everstep.runtime.store.cache import Cache
 from everstep.runtime.system.file_lock import hold_lock
+from everstep.runtime.system.own_folder import own_process_folder
 from tests.minio import MinIO
 
 Data = Callable[[str, int], str]
@@ -186,7 +187,19 @@ def test_who_has_no_folder_of_his_own_uses_the_temporary_one(monkeypatch: pytest
     monkeypatch.setattr("os.access", lambda path, mode: False)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     theirs = tmp_path / f"everstep-{os.getuid()}"
-    assert Cache({"XDG_CACHE_HOME": "/"}).root == theirs
+    assert Cache({"XDG_CACHE_HOME": "/"}).root == theirs / "cache"
     theirs.chmod(0o777)
     with pytest.raises(StoreError, match="only this user can open; remove it, or set EVERSTEP_CACHE"):
         Cache({"XDG_CACHE_HOME": "/"})
+
+
+def test_room_for_a_copy_in_the_temporary_folder_is_not_taken_from_a_launch(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    kept = own_process_folder() / "stores/abc/shard"
+    kept.parent.mkdir(parents=True)
+    kept.write_bytes(bytes(100))
+    Cache({"XDG_CACHE_HOME": "/", "EVERSTEP_CACHE_BYTES": "100"}).make_room(100, "a copy")
+    assert kept.exists()
