@@ -22,7 +22,7 @@ class Config:
     nodes: int = 2
     """Nodes to check. On a cluster one per machine; here local-0, local-1..., each a process of this machine."""
     min_nodes: int = 1
-    """With fewer usable nodes (on a cluster: machines, of those checked) the step ends with exit code 3."""
+    """With fewer usable nodes (on a cluster: machines, of those with a pod) the step ends with exit code 3."""
     check_spare: int = 1
     """On a cluster: machines to check beyond nodes, if there are more."""
     job_spec: str = ""

@@ -56,10 +56,10 @@ class PodHold:
             with suppress(KubeError):  # It has ended meanwhile, or ends at its deadline.
                 await self._api.retry(lambda name=name, uid=uid: self._api.delete("pods", name, uid, 0))
 
-    async def hold(self, job: str, verdicts: "Sequence[Verdict]", nodes: int, min_nodes: int) -> None:
+    async def hold(self, job: str, verdicts: "Sequence[Verdict]", nodes: int, needed: int) -> None:
         """Learn where the machines stand, and hold the pods of `nodes` fit ones, the first in rank order.
 
-        None is held for a training that will not start: with fewer than `min_nodes` fit ones.
+        None is held for a training that will not start: with fewer than `needed` fit ones.
         """
         from everstep.runtime.diagnosis.report import host_order
         from everstep.runtime.platform.kubernetes import KubeError
@@ -70,7 +70,7 @@ class PodHold:
         self.places = await self._places_of(pods)
         order = host_order(verdicts, self.places)
         fit = {verdict.node: verdict.host for verdict in verdicts if not verdict.avoid}
-        if not self.training or len(fit) < min(min_nodes, len(verdicts)) or await self._is_crowded():
+        if not self.training or len(fit) < needed or await self._is_crowded():
             return
         nodes_in_order = sorted(fit, key=lambda node: order.index(fit[node]) if fit[node] in order else 0)[:nodes]
         change = hold(self.training, time.time() + self.hold_s)

@@ -45,8 +45,14 @@ class MachineCheck(NamedTuple):
 
     verdicts: "list[Verdict]"
     rounds: "list[Round]"
-    places: "Mapping[str, Place]"
+    places: "Mapping[str, Place]" = {}  # noqa: RUF012
     """Of the machines."""
+    unchecked: Mapping[str, str] = {}
+    """Machines that had a pod of the check and got no verdict, and why. They may be fit."""
+
+    def needed_count(self, min_nodes: int) -> int:
+        """How many must be usable for `min_nodes` nodes of the training, of which several may share a machine."""
+        return min(min_nodes, len(self.verdicts) + len(self.unchecked))
 
 
 async def check_machines(
@@ -93,8 +99,8 @@ async def check_machines(
             check = _Check(
                 config, platform, coordinator, job, f"{place}:{listener.getsockname()[1]}", look_s, pod_hold, say
             )
-            verdicts = await check.run()
-            return MachineCheck(verdicts, rounds, pod_hold.places)
+            machines = await check.run()
+            return machines._replace(rounds=rounds, places=pod_hold.places)
 
 
 def node_template(step: Mapping[str, Any], workflow: Mapping[str, Any], job: str) -> dict[str, Any]:
@@ -194,17 +200,19 @@ class _Check:
         self._hosts: dict[str, str] = {}
         """Node -> its machine, as far as pods are placed."""
 
-    async def run(self) -> "list[Verdict]":
+    async def run(self) -> MachineCheck:
+        """Check the machines; the rounds and places stand elsewhere."""
         await self._platform.observe()
         watching = asyncio.create_task(self._watch_ends())
         try:
             names = [f"check-{index}" for index in range(self._config.nodes + self._config.check_spare)]
             await self._create(names)
             came = await self._gather(names)
-            verdicts = self._with_ends(await self._coordinator.check(came))
+            machines = self._with_ends(await self._coordinator.check(came))
             await self._coordinator.wait_until_dismissed([name for name in came if name not in self._gone], DISMISS_S)
-            await self._held.hold(self._job, verdicts, self._config.nodes, self._config.min_nodes)
-            return verdicts
+            needed = machines.needed_count(self._config.min_nodes)
+            await self._held.hold(self._job, machines.verdicts, self._config.nodes, needed)
+            return machines
         finally:
             watching.cancel()
             for node in await self._platform.observe():
@@ -230,25 +238,33 @@ class _Check:
             self._gone[end.name] = end
             self._coordinator.mark_lost(end.name, end.reason)
 
-    def _with_ends(self, verdicts: "Sequence[Verdict]") -> "list[Verdict]":
+    def _with_ends(self, verdicts: "Sequence[Verdict]") -> MachineCheck:
         """These verdicts, and those on machines whose pods ended by themselves before they were checked.
 
-        Nothing is said of a machine whose pod had to go: it may be fit.
+        Nothing is said of a machine whose pod had to go, or has not started in time: it may be fit.
         """
         from everstep.runtime.diagnosis.verdicts import Health, Verdict
 
         by_node = {verdict.node: verdict for verdict in verdicts}
+        late = f"its pod did not start within {START_S:g} s"
+        reasons = {name: late for name in self._hosts if name not in by_node}
         for name, end in self._gone.items():
             verdict, host = by_node.get(name), self._hosts.get(name, "")
             if verdict is not None and not (end.gave_way and verdict.reason == end.reason):
                 continue
             if end.gave_way or end.exit_code is None or not host:
                 by_node.pop(name, None)
-                where = f"{name} on {host}" if host else name
-                self._say(f"{where} was not checked: {end.reason}")
+                reasons[name] = end.reason
             else:
                 by_node[name] = Verdict(name, host, Health.FAULTY, end.reason, True, None)
-        return list(by_node.values())
+                reasons.pop(name, None)
+        for name, reason in reasons.items():
+            where = f"{name} on {self._hosts[name]}" if name in self._hosts else name
+            self._say(f"{where} was not checked: {reason}")
+        checked = {verdict.host for verdict in by_node.values()}
+        by_host = {self._hosts[name]: reason for name, reason in reasons.items() if name in self._hosts}
+        unchecked = {host: reason for host, reason in by_host.items() if host not in checked}
+        return MachineCheck(list(by_node.values()), [], unchecked=unchecked)
 
     async def _gather(self, names: Sequence[str]) -> list[str]:
         """The nodes that have started. Raises StepError for none."""

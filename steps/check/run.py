@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def run(config: Config) -> Result:
-    """Check the nodes and write the verdict. Raises StepError with exit code 3 if fewer than `min_nodes` are usable."""
+    """Check the nodes and write the verdict.
+
+    Raises StepError if fewer than `min_nodes` are usable: with exit code 3, or 75 if those not checked may be enough.
+    """
     from everstep.runtime.diagnosis import report
     from everstep.runtime.diagnosis.errors import MeasurementError
     from everstep.runtime.diagnosis.evidence import Round
@@ -34,23 +37,27 @@ def run(config: Config) -> Result:
         parse_switchbox(config.box_pairs, config.min_bandwidth, config.min_channels) if config.switchbox_check else None
     )
     try:
-        verdicts, rounds, places = asyncio.run(_check(config, box, on_round))
+        checked = asyncio.run(_check(config, box, on_round))
     except SwitchboxError as error:
         raise StepError(str(error)) from None
     except MeasurementError as error:
         raise StepError(str(error), ExitCode.TRY_AGAIN) from None
     except KubeError as error:
         raise StepError(str(error), ExitCode.TRY_AGAIN if error.passing else ExitCode.BAD_INPUT) from None
+    verdicts, rounds = checked.verdicts, checked.rounds
     if box is not None:
         for line in report.link_lines(rounds, box.min_bandwidth):
             print(line, file=sys.stderr)
     report.print_verdicts(sys.stderr, verdicts, rounds)
-    json_verdict = report.json_report(verdicts, rounds, config.min_nodes, places)
+    json_verdict = report.json_report(verdicts, rounds, config.min_nodes, checked.places)
     path = _write(config, json_verdict)
-    if usable_count(verdicts) < min(config.min_nodes, len(verdicts)):  # Several nodes may share a machine.
-        worst = "; ".join(f"{verdict.node}: {verdict.reason}" for verdict in verdicts if verdict.avoid)
+    missing = checked.needed_count(config.min_nodes) - usable_count(verdicts)
+    if missing > 0:
+        reasons = [f"{verdict.node}: {verdict.reason}" for verdict in verdicts if verdict.avoid]
+        reasons += [f"{host} was not checked: {reason}" for host, reason in checked.unchecked.items()]
         short = f"{usable_count(verdicts)} of {len(verdicts)} nodes usable, {config.min_nodes} needed"
-        raise StepError(f"{short} ({worst}); see {path}", ExitCode.NO_QUORUM)
+        code = ExitCode.TRY_AGAIN if len(checked.unchecked) >= missing else ExitCode.NO_QUORUM
+        raise StepError(f"{short} ({'; '.join(reasons)}); see {path}", code)
     outputs = {name: json.dumps(json_verdict[name]) for name in ("avoid_hosts", "host_order")}
     return Result(report.summary(verdicts, rounds), outputs, json_verdict, {path.name: path})
 
@@ -71,7 +78,7 @@ async def _check(config: Config, box: "SwitchboxSpec | None", on_round: "Callabl
     verdicts, rounds = await check_one_machine(
         hosts, timeout_s=config.timeout, exclude_straggler=config.exclude_straggler, box=box, on_round=on_round
     )
-    return MachineCheck(verdicts, rounds, {})
+    return MachineCheck(verdicts, rounds)
 
 
 def _print_line(text: str) -> None:

@@ -15,7 +15,7 @@ from everstep.runtime.diagnosis.coordinator import Coordinator
 from everstep.runtime.diagnosis.evidence import Measurement
 from everstep.runtime.diagnosis.messages import Arrive, Ask, Over, Stage, StageResult, Work
 from everstep.runtime.diagnosis.report import host_order
-from everstep.runtime.diagnosis.verdicts import Verdict
+from everstep.runtime.diagnosis.verdicts import Health, Verdict
 from everstep.runtime.exit_codes import ExitCode
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest
 from everstep.runtime.platform.kubernetes import Access, KubernetesPlatform
@@ -25,7 +25,9 @@ from everstep.runtime.protocol.handover import NodeStart, encode_start, start_ke
 from everstep.runtime.store import open_store
 from everstep.steps.check import Config
 from everstep.steps.check.hold import PodHold
-from everstep.steps.check.machines import _Check, check_machines, node_template, requested_resources
+from everstep.steps.check.machines import MachineCheck, _Check, check_machines, node_template, requested_resources
+from everstep.steps.check.run import run
+from everstep.steps.entry import StepError
 from tests.platform.pod_api import PodApi
 
 TRAIN = {
@@ -211,20 +213,25 @@ class Pods:
 
     def check(self, nodes: int) -> tuple[dict[str, bool], list[str]]:
         """(whether to avoid each machine, what was said)."""
+        machines, lines_said = self.check_machines(nodes)
+        return {verdict.host: verdict.avoid for verdict in machines.verdicts}, lines_said
+
+    def check_machines(self, nodes: int) -> tuple[MachineCheck, list[str]]:
+        """(what the check found, what was said)."""
         lines_said: list[str] = []
 
         async def hold(*_: object) -> None: ...
 
-        async def story() -> list[Verdict]:
+        async def story() -> MachineCheck:
             pod_hold = cast(PodHold, SimpleNamespace(training="", hold_s=0.0, nodes=set(), hold=hold))
             platform, config = cast(KubernetesPlatform, self), Config(nodes=nodes, check_spare=0)
             check = _Check(config, platform, self.coordinator, "job", "a:1", 0.01, pod_hold, lines_said.append)
             async with asyncio.timeout(60):
-                verdicts = await check.run()
+                machines = await check.run()
                 await asyncio.gather(*self._tasks)
-            return verdicts
+            return machines
 
-        return {verdict.host: verdict.avoid for verdict in asyncio.run(story())}, lines_said
+        return asyncio.run(story()), lines_said
 
 
 Part = Callable[[Pods, str], Coroutine[Any, Any, None]]
@@ -276,6 +283,46 @@ def test_a_pod_that_gives_way_during_the_check_leaves_its_machine_without_a_verd
     hosts, lines_said = Pods({"check-0": work, "check-1": give_way}).check(2)
     assert hosts == {"machine-0": False}
     assert lines_said == ["check-1 on machine-1 was not checked: its pod ended, Preempted"]
+
+
+def test_a_pod_that_does_not_start_in_time_leaves_its_machine_without_a_verdict(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("everstep.steps.check.machines.START_S", 0.1)
+    machines, lines_said = Pods({"check-0": work}).check_machines(2)
+    assert machines.unchecked == {"machine-1": "its pod did not start within 0.1 s"}
+    assert lines_said == ["check-1 on machine-1 was not checked: its pod did not start within 0.1 s"]
+
+
+def test_machines_without_a_verdict_count_for_how_many_must_be_usable() -> None:
+    machines, _ = Pods({"check-0": work, "check-1": give_way, "check-2": give_way}).check_machines(3)
+    assert machines.unchecked == dict.fromkeys(("machine-1", "machine-2"), "its pod ended, Preempted")
+    assert [machines.needed_count(min_nodes) for min_nodes in (1, 2, 3, 4)] == [1, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("min_nodes", "code"), [(1, None), (2, ExitCode.TRY_AGAIN), (3, ExitCode.NO_QUORUM), (9, ExitCode.NO_QUORUM)]
+)
+def test_a_check_with_too_few_usable_machines_does_not_pass_where_pods_gave_way(
+    min_nodes: int, code: ExitCode | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another try may find enough, if those without a verdict could make up for what is missing."""
+    verdicts = [
+        Verdict("check-0", "machine-0", Health.HEALTHY, "works", False, 0.5),
+        Verdict("check-1", "machine-1", Health.FAULTY, "broken", True, None),
+    ]
+
+    async def check(*_: object) -> MachineCheck:
+        return MachineCheck(verdicts, [], unchecked={"machine-2": "its pod ended, Preempted"})
+
+    monkeypatch.setattr("everstep.steps.check.run._check", check)
+    config = Config(nodes=9, min_nodes=min_nodes, outputs=str(tmp_path))
+    if code is None:
+        run(config)
+        return
+    with pytest.raises(StepError, match=r"1 of 2 nodes usable.*machine-2 was not checked: .*Preempted") as raised:
+        run(config)
+    assert raised.value.code == code
 
 
 @pytest.mark.long
