@@ -69,7 +69,8 @@ def steps(run: Run, now: float) -> list[Step]:
     by_name = {str(node.get("name")): node for node in nodes}
     entry = by_name.get(name, {})
     above = str([entry, *_tries(entry, nodes)][-1].get("name"))
-    run_steps = [_with_node(step, run, by_name.get(above + path), nodes, now) for path, step in paths.items()]
+    shown = {path: by_name.get(above + path) or _loop_node(above, path, by_name) for path in paths}
+    run_steps = [_with_node(step, run, shown[path], nodes, now) for path, step in paths.items()]
     if handler := str(spec.get("onExit") or ""):
         last = Step(handler, handler, "Pending", after=_leaves(run_steps))
         run_steps.append(_with_node(last, run, by_name.get(f"{name}.onExit"), nodes, now))
@@ -132,6 +133,26 @@ def _with_node(
         log=run.logs.get(str(last.get("id")), run.logs.get(str(node.get("id")), "")),
         attempts=max(len(tries), 1),
     )
+
+
+def _loop_node(above: str, path: str, by_name: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """What stands for the items of a step's loop: the last that failed, else the last, with the times of all. Argo has
+    no node of the step itself then (a DAG's task has one): the items are children of the StepGroup."""
+    group = by_name.get(above + path.partition(".")[0], {})
+    by_id, children = {node.get("id"): node for node in by_name.values()}, group.get("children") or []
+    found = [by_id[child] for child in children if child in by_id]
+    items = [node for node in found if str(node.get("name")).startswith(f"{above}{path}(")]
+    if not items:
+        return None
+    phases = [str(item.get("phase") or "Pending") for item in items]
+    last = next((item for item in reversed(items) if item.get("phase") in ("Failed", "Error")), items[-1])
+    if {"Pending", "Running"} & {*phases} or (group.get("phase") == "Running" and len(found) < len(children)):
+        phase, end = "Pending" if {*phases} == {"Pending"} else "Running", None
+    else:
+        phase = "Succeeded" if last.get("phase") == "Skipped" and "Succeeded" in phases else str(last.get("phase"))
+        end = max(str(item.get("finishedAt") or "") for item in items)
+    begin = min((str(item["startedAt"]) for item in items if item.get("startedAt")), default=None)
+    return {**last, "phase": phase, "startedAt": begin, "finishedAt": end}
 
 
 def _tries(node: Mapping[str, Any], nodes: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

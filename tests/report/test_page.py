@@ -182,6 +182,42 @@ def test_a_step_is_shown_by_its_own_node_whatever_else_has_its_name(
     assert begins == {step: flow.parse_time(nodes[name]["startedAt"]) for step, name in own.items()}
 
 
+@pytest.mark.parametrize(
+    ("group", "items", "phase", "seconds"),
+    [
+        ("Succeeded", {"0:a": "Succeeded", "1:b": "Succeeded", "2:c": "Skipped"}, "Succeeded", 12.0),
+        ("Failed", {"0:a": "Failed", "1:b": "Error", "2:c": "Succeeded"}, "Error", 12.0),
+        ("Running", {"0:a": "Failed", "1:b": "Running", "2:c": "Succeeded"}, "Running", 90.0),
+        ("Running", {"0:a": "Pending", "1:b": "Pending"}, "Pending", None),
+        ("Running", {"0:a": "Succeeded", None: "not begun"}, "Running", 90.0),
+        ("Succeeded", {"0:a": "Skipped", "1:b": "Skipped"}, "Skipped", None),
+    ],
+)
+def test_a_step_with_items_is_shown_by_them(
+    group: str, items: dict[str | None, str], phase: str, seconds: float | None
+) -> None:
+    """As Argo has it: no node of the step, and its items, whose own attempts are not theirs, below the group's."""
+    children = [f"w[0].train({item})" for item in items]
+    nodes: list[dict[str, object]] = [
+        {"name": "w", "type": "Steps", "children": ["w[0]"]},
+        {"name": "w[0]", "type": "StepGroup", "phase": group, "children": [*children, "w[0].train-too(0:a)"]},
+        {"name": "w[0].train-too(0:a)", "type": "Pod", "phase": "Failed", "startedAt": "2026-05-01T00:00:00Z"},
+        {"name": "w[0].train(0:a)(0)", "type": "Pod", "phase": "Failed", "startedAt": "2026-05-01T00:00:00Z"},
+    ]
+    for second, (item, of_item) in enumerate(items.items(), 10):
+        times = {"startedAt": f"2026-05-01T00:00:{second}Z"}
+        times |= {"finishedAt": f"2026-05-01T00:00:{second + 10}Z"} if of_item not in ("Pending", "Running") else {}
+        if item:
+            nodes.append({"name": f"w[0].train({item})", "type": "Pod", "phase": of_item, "message": of_item, **times})
+    by_id = {str(node["name"]): {"id": node["name"], **node} for node in nodes}
+    steps = [[{"name": "train", "withItems": ["a", "b", "c"]}, {"name": "train-too", "withItems": ["a"]}]]
+    spec = {"entrypoint": "main", "templates": [{"name": "main", "steps": steps}]}
+    run = Run("w", workflow={"metadata": {"name": "w"}, "spec": spec, "status": {"nodes": by_id}})
+    step = flow.steps(run, flow.parse_time("2026-05-01T00:01:40Z") or 0.0)[0]
+    assert (step.phase, step.seconds) == (phase, seconds)
+    assert step.message == ("Error" if phase == "Error" else step.message)
+
+
 def test_of_a_stopped_run_it_says_that_its_nodes_ended_and_how_it_continues() -> None:
     stopped_history = history(
         [job.JobEnded(time=150.0, result=job.JobResult.STOPPED, reason="told to stop", error="", exit_code=143)], []
