@@ -82,6 +82,69 @@ def test_what_came_after_an_attempt_that_succeeded_is_kept() -> None:
     assert list(retried_containers([main, POD, RETRIED], {"w.a(0)", "w.c"})) == ["w.c"]
 
 
+LOCKED = {"synchronization": {"mutexes": [{"name": "one"}]}}
+BOTH = dag({"name": "x", "template": "pod"}, {"name": "y", "template": "pod"}, name="both")
+
+
+def with_lock(
+    template: Mapping[str, Any], failing: Collection[str], resumption: RunResumed
+) -> tuple[Engine, list[str]]:
+    """(a run in its second life, the nodes that then wait for a lock): `w.a` has that template and one lock."""
+    main = dag({"name": "a", "template": "locked"}, {"name": "b", "template": "pod", "depends": "a"})
+    templates = [main, POD, RETRIED, BOTH, {**template, "name": "locked", **LOCKED}]
+    engine = Engine(parse(workflow(templates)), RunCreated(0.0, "w", "u"))
+    assert list(engine.state.gates) == ["w.a"]
+    engine.handle(GateOpened(1.0, "w.a"))
+    run_to_end(engine, 2.0, failing)
+    assert engine.phase is Phase.FAILED
+    engine.handle(resumption)
+    return engine, list(engine.state.gates)
+
+
+@pytest.mark.parametrize("template", [POD, RETRIED, BOTH], ids=["pod", "retried", "both"])
+def test_what_is_kept_as_a_whole_waits_for_no_lock(template: Mapping[str, Any]) -> None:
+    engine, gates = with_lock(template, {"w.a(0)", "w.b"}, RunResumed(3.0, after_failures=True))
+    assert not gates
+    assert list(run_to_end(engine, 4.0, {"w.b"})) == ["w.b"]
+    engine.handle(RunResumed(5.0, after_failures=True))
+    assert not engine.state.gates, "in the third life neither"
+    assert list(run_to_end(engine, 6.0)) == ["w.b"]
+    assert engine.phase is Phase.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    ("template", "failing", "resumption"),
+    [
+        (POD, "w.a", RunResumed(3.0)),
+        (POD, "w.b", RunResumed(3.0, ["w.a"])),
+        (RETRIED, "w.b", RunResumed(3.0, ["w.a(0)"])),
+        (BOTH, "w.a.y", RunResumed(3.0)),
+        (BOTH, "w.b", RunResumed(3.0, ["w.a.x"])),
+        (BOTH, "w.b", RunResumed(3.0, [], {"p": "other"})),
+    ],
+)
+def test_what_runs_again_even_in_part_waits_for_its_lock_again(
+    template: Mapping[str, Any], failing: str, resumption: RunResumed
+) -> None:
+    _, gates = with_lock(template, {failing}, resumption)
+    assert gates == ["w.a"]
+
+
+def test_a_group_that_skipped_all_waits_for_its_lock_as_it_may_run_more_after_what_runs_again() -> None:
+    skips = dag({"name": "x", "template": "pod", "when": "{{inputs.parameters.p}} == other"}, name="locked")
+    skips |= {"inputs": {"parameters": [{"name": "p"}]}, **LOCKED}
+    made = {"parameters": [{"name": "p", "value": "{{tasks.a.outputs.parameters.p}}"}]}
+    b = {"name": "b", "template": "locked", "depends": "a", "arguments": made}
+    templates = [dag({"name": "a", "template": "make"}, b), MAKE, POD, skips]
+    engine = Engine(parse(workflow(templates)), RunCreated(0.0, "w", "u"))
+    run_to_end(engine, 1.0)
+    engine.handle(GateOpened(2.0, "w.b"))
+    assert engine.phase is Phase.SUCCEEDED
+    engine.handle(RunResumed(3.0, ["w.a"]))
+    run_to_end(engine, 4.0)
+    assert list(engine.state.gates) == ["w.b"]
+
+
 def test_a_retry_that_an_earlier_version_logged_is_replayed_as_it_went() -> None:
     main = dag({"name": "a", "template": "pod", "hooks": EXIT}, {"name": "b", "template": "pod", "depends": "a"})
     engine = Engine(parse(workflow([main, POD])), RunCreated(0.0, "w", "u"))

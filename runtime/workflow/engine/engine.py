@@ -66,11 +66,14 @@ class Engine:
 
     def _resume(self, event: RunResumed) -> None:
         state_before = self.state
+        kept = node_completion.reusable_nodes(self, {*event.again}, event.after_failures)
+        # Other parameters may let more run in a group.
+        settled = set[str]() if event.parameters else node_completion.settled_names(self, kept)
         self.state = RunState(
             state_before.name, state_before.uid, state_before.created,
             state_before.manifest.with_parameters(event.parameters),
             event.time,
-            state_before.lives + 1, node_completion.reusable_nodes(self, {*event.again}, event.after_failures),
+            state_before.lives + 1, kept, settled,
         )  # fmt: skip
         self._begin_life()
 

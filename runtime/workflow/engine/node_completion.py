@@ -1,5 +1,6 @@
 """How leaf nodes end: pods by themselves, by a deadline or by a stop; suspended nodes by a timer or a request."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from everstep.runtime.workflow.engine.containers import ContainerExit, verdict
@@ -286,6 +287,20 @@ def reusable_nodes(engine: Scheduler, again: set[str], after_failures: bool) -> 
         elif node.type is NodeType.CONTAINER and node.owner in reusable:
             reusable[node.name] = node
     return {name: node for name, node in reusable.items() if name not in anew}
+
+
+def settled_names(engine: Scheduler, kept: Mapping[str, Node]) -> set[str]:
+    """Names of groups that succeeded and in which nothing runs again when a run is resumed and keeps these leaves."""
+    nodes, above_kept, above_others = engine.state.nodes, set[str](), set[str]()
+    for node in nodes.values():
+        if node.type in GROUPS or node.phase in (Phase.SKIPPED, Phase.OMITTED):
+            continue
+        names, above = above_kept if node.name in kept else above_others, nodes.get(node.name)
+        while above is not None and above.name not in names:
+            names.add(above.name)
+            above = nodes.get(above.owner) or nodes.get(above.boundary)
+    groups = {node.name for node in nodes.values() if node.type in GROUPS and node.phase is Phase.SUCCEEDED}
+    return (groups & above_kept) - above_others | (engine.state.settled - nodes.keys())
 
 
 def _has_later_success(engine: Scheduler, node: Node) -> bool:

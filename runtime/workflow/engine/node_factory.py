@@ -81,14 +81,16 @@ class NodeFactory:
         self._wait_for_locks(call, kind, spec, now)
 
     def _wait_for_locks(self, call: Call, kind: str, spec: dict[str, Any], now: float) -> None:
-        """Wait for the template's locks, if it declares any."""
+        """Wait for the template's locks, if it declares any, and anything of the call is to run."""
         engine = self._engine
+        kept_node = engine.state.kept.get(call.name)
+        is_done = call.name in engine.state.settled or (kept_node is not None and not kept_node.memo_hit)
         try:
             locks = gates.declared_locks(spec, engine.variables.namespace, engine.state.manifest.library)
         except ExpressionError as error:
             self.skip(call, Phase.ERROR, str(error), now, error_raised=str(error))
             return
-        if not locks or call.scope.get("retries"):
+        if not locks or call.scope.get("retries") or is_done:
             self._look_up_memo(call, kind, spec, now)
         elif engine.state.is_stopped(call):
             self.skip(call, Phase.FAILED, engine.state.stop_message(), now)

@@ -61,7 +61,9 @@ class RunState:
     lives: int = 0
     """How often the run has been resumed."""
     kept: dict[str, Node] = field(default_factory=dict)
-    """Nodes of an earlier life that count as done."""
+    """Leaves of an earlier life that count as done."""
+    settled: set[str] = field(default_factory=set)
+    """Names of groups in which nothing runs again: they are made anew of what is kept."""
     nodes: dict[str, Node] = field(default_factory=dict)
     pending: dict[str, Node] = field(default_factory=dict)
     running: dict[str, Node] = field(default_factory=dict)
