@@ -12,7 +12,7 @@ from contextlib import suppress
 
 from everstep.runtime.net.addresses import ELSEWHERE, is_loopback, source_address
 from everstep.runtime.net.token import TOKEN_VARIABLE, shared_token
-from everstep.runtime.system.own_folder import own_process_folder
+from everstep.runtime.system.own_folder import hold_process_folder
 
 _RESOLVE_S = 5.0
 _PAUSE_S = 0.5
@@ -95,7 +95,7 @@ def token_of(environment: Mapping[str, str], address: str | None, job: str) -> s
             f"{TOKEN_VARIABLE} is not set: nodes on several machines need a common secret; "
             f"set the same on all of them, for example {TOKEN_VARIABLE}=$(openssl rand -hex 16)"
         )
-    return shared_token(own_process_folder() / f"{job}.token")
+    return shared_token(hold_process_folder() / f"{job}.token")
 
 
 def _addresses(host: str) -> set[str]:

@@ -21,7 +21,7 @@ _STARTING_S = 3600.0
 
 
 class LocalState:
-    """One user's folder on this machine, `own_process_folder`: owners and nodes are known by their pids."""
+    """One user's folder on this machine, `hold_process_folder`: owners and nodes are known by their pids."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

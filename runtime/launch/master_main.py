@@ -32,6 +32,7 @@ from everstep.runtime.master.telemetry import Telemetry, newest_number
 from everstep.runtime.net.tls import Credentials, credentials_of
 from everstep.runtime.platform.self_joining import JoinedPlatform
 from everstep.runtime.store import Store, open_store
+from everstep.runtime.system.own_folder import hold_process_folder
 
 REFUSED = "refused: "
 """Prefix of the line that says why a master did not start."""
@@ -146,6 +147,7 @@ def main() -> None:
     if config.parent:
         die_with_parent(config.parent)
     if config.remove:
+        hold_process_folder()  # The store is there, and this process may outlive its node.
         add_owner(Path(config.remove))
     try:
         outcome = asyncio.run(_run(config))

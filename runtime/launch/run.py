@@ -41,7 +41,7 @@ from everstep.runtime.launch.node_identity import NodeIdentity, identify_node, i
 from everstep.runtime.launch.probe import Answer, probe_endpoint
 from everstep.runtime.protocol.holdings import Holding, Refusal
 from everstep.runtime.protocol.messages import Evidence
-from everstep.runtime.system.own_folder import own_process_folder
+from everstep.runtime.system.own_folder import hold_process_folder, remove_abandoned_folders
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import LogsSpecs
@@ -60,8 +60,9 @@ _GRACEFUL = (Reason.SCALED.value, Reason.PREEMPTED.value)
 
 def launch(options: Launch, environment: Mapping[str, str]) -> int:
     """Run this node to its end; returns the exit code. Raises ValueError, StoreError with one line for bad input."""
-    chance, scratch = random.Random(), LocalState(own_process_folder())
+    chance, scratch = random.Random(), LocalState(hold_process_folder())
     scratch.sweep()
+    remove_abandoned_folders()
     _make_log_folder(options.logs.folder)
     if options.virtual_local_rank:
         own_device(environment, options.slots - 1)

@@ -8,7 +8,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _POLL_S = 0.01
@@ -46,8 +46,9 @@ def open_locked(
         descriptor = os.open(path, flags, mode)
         try:
             lock(descriptor, is_shared=is_shared, wait_s=wait_s)
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return descriptor
         except BaseException:
             os.close(descriptor)
             raise

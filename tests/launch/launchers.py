@@ -123,8 +123,8 @@ class Launcher:
         return f"TMPDIR={self.tmp}".encode()
 
     def leftovers(self) -> list[str]:
-        """Files in the folder that launches share, without the secrets of ports."""
-        files = (path for path in self.tmp.rglob("*") if path.is_file() and path.suffix != ".token")
+        """Files in the folder that launches share, without the secrets of ports and the locks."""
+        files = (path for path in self.tmp.rglob("*") if path.is_file() and path.suffix not in (".token", ".lock"))
         return sorted({str(path.relative_to(self.tmp)) for path in files if "journal" not in path.parts})
 
     def close(self) -> None:

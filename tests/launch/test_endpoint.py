@@ -186,7 +186,7 @@ def test_bad_input_is_one_line_and_exit_code_2_with_nothing_left(
     assert words in outcome.err
     assert outcome.err.startswith("everstep launch: ")
     assert len(outcome.err.splitlines()) == 1
-    assert [path for path in launcher.tmp.rglob("*") if path.is_file() and path.suffix != ".token"] == []
+    assert launcher.leftovers() == []
     assert launcher.processes() == [], "no master is left"
 
 

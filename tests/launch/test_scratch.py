@@ -14,7 +14,7 @@ from everstep.runtime.net.token import shared_token
 from everstep.runtime.platform import debris
 from everstep.runtime.platform.registry import Registration, Registry
 from everstep.runtime.system import own_folder, processes
-from tests.launch.launchers import DEADLINE_S
+from tests.launch.launchers import DEADLINE_S, EVERSTEP, Launcher
 
 
 def test_a_secret_goes_when_no_node_of_its_job_is_left(tmp_path: Path) -> None:
@@ -38,15 +38,27 @@ def test_another_machine_or_container_that_shares_the_temporary_folder_leaves_wh
 ) -> None:
     (tmp_path / "other").write_text("other")
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    here = own_folder.own_process_folder()
+    here = own_folder.hold_process_folder()
     store, entry = LocalState(here).make_store_folder(), LocalState(here).register("job", "worker-0", "worker")
     with monkeypatch.context() as there:
         there.setattr(own_folder, elsewhere, tmp_path / "other")
         there.setattr(processes, "start_time", lambda pid: None)  # There, the pid is another process's or nobody's.
         there.setattr("everstep.runtime.platform.registry.start_time", lambda pid: None)
-        LocalState(own_folder.own_process_folder()).sweep()
+        LocalState(own_folder.hold_process_folder()).sweep()
+        own_folder.remove_abandoned_folders()
     assert store.is_dir()
     assert Registry(here / "nodes" / "job").get("worker-0") == entry
+
+
+def test_a_launch_removes_what_others_left_in_containers_that_have_ended(launcher: Launcher) -> None:
+    (launcher.folder / "train.py").write_text("")
+    left = launcher.tmp / f"everstep-{os.getuid()}" / "boot-1"
+    (left / "stores").mkdir(parents=True)
+    left.parent.chmod(0o700)
+    left.with_name("boot-1.lock").touch()
+    flags = ["--nnodes=2", "--master-addr=192.0.2.1", "--node-rank=1", "train.py"]
+    assert launcher.wait_for_end(launcher.start(EVERSTEP, *flags)).code == 2
+    assert not left.exists()
 
 
 def test_nodes_begin_and_end_while_others_sweep(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from everstep.runtime.data import data_folder
 from everstep.runtime.store import NoSuchKey, Store, StoreError, fetch_folder, open_store
 from everstep.runtime.store.cache import Cache
 from everstep.runtime.system.file_lock import hold_lock
-from everstep.runtime.system.own_folder import own_process_folder
+from everstep.runtime.system.own_folder import hold_process_folder
 from tests.minio import MinIO
 
 Data = Callable[[str, int], str]
@@ -198,7 +198,7 @@ def test_room_for_a_copy_in_the_temporary_folder_is_not_taken_from_a_launch(
 ) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
-    kept = own_process_folder() / "stores/abc/shard"
+    kept = hold_process_folder() / "stores/abc/shard"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(bytes(100))
     Cache({"XDG_CACHE_HOME": "/", "EVERSTEP_CACHE_BYTES": "100"}).make_room(100, "a copy")
