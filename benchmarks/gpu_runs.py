@@ -19,7 +19,7 @@ from everstep.runtime.agent.device_watch import line_of
 from everstep.runtime.agent.preload import is_cuda_initialized
 from everstep.runtime.diagnosis.devices import exercise_devices
 from everstep.runtime.job.error_kinds import kind_of
-from everstep.runtime.platform.devices import machine_devices, node_devices
+from everstep.runtime.platform.devices import machine_devices, node_devices, shown_by
 from everstep.runtime.system.gpu_readings import NoReadingsError, open_nvml, read_devices
 from tests.harness import ROOT
 
@@ -140,7 +140,8 @@ def measure_sharing(_: argparse.Namespace) -> tuple[str, bool]:
     devices, script = machine_devices(os.environ), (
         "import torch\nprint(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)"
     )  # fmt: skip
-    replies = [run(["-c", script], env={**os.environ, **node_devices(devices, node, 1)}).strip() for node in range(2)]
+    shown = [shown_by(node_devices(devices, node, 1), os.environ) for node in range(2)]
+    replies = [run(["-c", script], env={**os.environ, **variables}).strip() for variables in shown]
     return "; ".join(replies), len(set(replies)) == 2 and all(reply.startswith("1 ") for reply in replies)
 
 

@@ -104,7 +104,7 @@ def exercise_devices(count: int, short: bool) -> DeviceWork:
         nvml, unread = open_nvml(), ""
     except NoReadingsError as error:
         nvml, unread = None, str(error)
-    names = machine_devices(os.environ)
+    names = machine_devices(os.environ, count=lambda: count)
     findings, untested, collectives_s = list[DeviceFinding](), list[str](), 0.0
     for device in range(count):
         with _forgiving_full(untested):
