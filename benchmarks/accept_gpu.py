@@ -50,6 +50,7 @@ PARTS = (
     Part("6 overlap: saved in every iteration of 1 s", "<= 2 %", 1, gpu_copies.measure_overlap),
     Part("8 a compiled bf16 training is killed once; 10 its report", "equal weights", 1, gpu_runs.measure_training),
     Part("8 a peer's death ends NCCL's collective and the round", "<= 1 s", 2, gpu_runs.measure_abort),
+    Part("8 a collective that exceeds its timeout ends the round", "<= 1 s after it", 2, gpu_runs.measure_timeout),
     Part("8 an initialized driver is seen before a fork", "False True", 1, gpu_runs.measure_driver),
     Part("8 the device's memory error is told apart from the host's", "out of GPU memory", 1,
          gpu_runs.measure_memory_error),

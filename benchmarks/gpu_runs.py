@@ -25,6 +25,8 @@ from tests.harness import ROOT
 
 SCRIPT_S = 200.0
 """Within this a script's job has ended, also where torch compiles for the first time."""
+TIMEOUT_S = 15.0
+"""Of a group whose collective exceeds it: the ranks also meet within it."""
 COPIED_BYTES = 1 << 30
 TESTED_BYTES = 1 << 30
 """More than the tests' slots."""
@@ -147,8 +149,17 @@ def measure_sharing(_: argparse.Namespace) -> tuple[str, bool]:
 
 def measure_abort(_: argparse.Namespace) -> tuple[str, bool]:
     """How soon a survivor leaves its collective after its peer's death."""
+    return _time_leaving()
+
+
+def measure_timeout(_: argparse.Namespace) -> tuple[str, bool]:
+    """How soon a rank leaves a collective that its peer does not join, after the group's timeout."""
+    return _time_leaving(f"{TIMEOUT_S}")
+
+
+def _time_leaving(*more: str) -> tuple[str, bool]:
     with tempfile.TemporaryDirectory(prefix="everstep-gpu-") as name:
-        out = launch(Path(name, "store"), "gpu_survivor.py", [f"{name}/killed"], "--nproc-per-node=2")
+        out = launch(Path(name, "store"), "gpu_survivor.py", [f"{name}/fault", *more], "--nproc-per-node=2")
     seconds = [float(line.split()[-1]) for line in out.splitlines() if "left " in line]
     if not seconds:
         return "no rank survived", False

@@ -91,9 +91,8 @@ def main(
 ) -> Callable[..., Any]:
     """Decorate `main(job)`. Call the result without arguments; every round enters it again in the same process.
 
-    It replaces `everstep.init` and takes the same `seed` and `timeout`. A collective of NCCL ends by the job's hang
-    timeout alone, and is only logged after `timeout`. Call it in the main thread. The call raises what `init` and
-    `main` raise.
+    It replaces `everstep.init` and takes the same `seed` and `timeout`. A collective of NCCL that exceeds `timeout`
+    ends the round. Call it in the main thread. The call raises what `init` and `main` raise.
     """
     if function is None:
         return lambda function: _decorate(function, seed, timeout)

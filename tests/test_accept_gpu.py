@@ -76,6 +76,14 @@ def test_the_script_that_is_killed_ends_with_the_weights_of_the_one_that_is_not(
     assert words.startswith("equal weights; ")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("measure", [gpu_runs.measure_abort, gpu_runs.measure_timeout])
+def test_a_rank_whose_peer_is_gone_or_stays_away_leaves_its_collective(
+    measure: Callable[[argparse.Namespace], tuple[str, bool]],
+) -> None:
+    assert measure(OPTIONS)[0].endswith(" s")  # By gloo, which raises both by itself.
+
+
 def test_more_memory_counts_than_is_free_now_where_it_comes_with_use_and_a_small_room_gets_a_small_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

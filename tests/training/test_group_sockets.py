@@ -85,7 +85,7 @@ def test_communicators_are_aborted_all_at_a_time_as_one_may_wait_for_the_others_
     ("name", "told"),
     [
         ("SUCCESS", ""),
-        ("TIMEOUT", ""),
+        ("TIMEOUT", "a collective exceeded the timeout of 0 on cuda"),
         ("COMM_ERROR", "COMM_ERROR of 0 on cuda"),
         ("REMOTE_ERROR", "REMOTE_ERROR of 0 on cuda"),
     ],
