@@ -84,6 +84,18 @@ def test_what_a_driver_does_not_tell_hides_nothing_else() -> None:
     assert (reading.used_bytes, reading.busy, reading.uncorrected, reading.from_device) == (5 << 30, 0.5, 2, 0.0)
 
 
+def test_an_old_driver_tells_of_lowered_clocks_by_their_old_name() -> None:
+    nvml = FakeNvml(Device("GPU-a", reasons=0x40))
+
+    def refuse(_: Device) -> int:
+        raise nvml.NVMLError("Function Not Found")
+
+    nvml.nvmlDeviceGetCurrentClocksEventReasons = refuse  # type: ignore[method-assign]
+    assert read_devices(nvml, ["0"])[0].lowered == (), "and a package without the old name is no error"
+    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda device: device.reasons  # type: ignore[attr-defined]
+    assert read_devices(nvml, ["0"])[0].lowered == ("too hot (hardware)",)
+
+
 def test_without_the_package_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(NoReadingsError, match="nvidia-ml-py is not installed"):
