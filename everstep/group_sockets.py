@@ -136,6 +136,10 @@ def _device_groups() -> list[dist.ProcessGroup]:
 def _abort_groups() -> None:
     """Abort the communicators of NCCL and its like, which use no socket that could be cut. (Never run on a GPU.)
 
+    One that is still being made, in its group's first collective, is not reached: torch knows it only afterwards, and
+    in its nonblocking mode waits under the lock that an abort needs (NCCLUtils.cpp, `waitReady`). The agent ends a
+    process that does not leave it.
+
     All at a time: an abort waits for its kernels to end, and these may wait in their stream for those of another group.
     """
     threads = [threading.Thread(target=_abort, args=(group,), daemon=True) for group in _device_groups()]
