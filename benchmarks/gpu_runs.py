@@ -21,6 +21,7 @@ from everstep.runtime.diagnosis.devices import exercise_devices
 from everstep.runtime.job.error_kinds import kind_of
 from everstep.runtime.platform.devices import machine_devices, node_devices, shown_by
 from everstep.runtime.system.gpu_readings import NoReadingsError, open_nvml, read_devices
+from tests.datasets import write_dataset
 from tests.harness import ROOT
 
 SCRIPT_S = 200.0
@@ -31,6 +32,16 @@ COPIED_BYTES = 1 << 30
 TESTED_BYTES = 1 << 30
 """More than the tests' slots."""
 TOO_MANY_BYTES = 1 << 50
+ITERATIONS = 10
+
+
+IMPORT = "import os, torch\ntorch.cuda.is_available() and torch.cuda.init()\nPID = os.getpid()\n"
+"""A module that uses CUDA when it is imported, as some do that compile kernels."""
+IMPORTER = """
+import os, torch, uses_cuda
+device = "cuda" if torch.cuda.is_available() else "cpu"
+print("by exec" if uses_cuda.PID == os.getpid() else "forked", torch.ones(8, device=device).sum().item())
+"""
 
 
 class RunError(RuntimeError):
@@ -38,8 +49,8 @@ class RunError(RuntimeError):
 
 
 def launch(store: Path, script: str, arguments: Sequence[str], *flags: str) -> str:
-    """As `run`, of a script of this folder, by Everstep's launcher. What torch compiles, and which of its kernels it
-    found to be the fastest, lies beside the store for the next one."""
+    """As `run`, of a script of this folder, or a path, by Everstep's launcher. What torch compiles, and which of its
+    kernels it found to be the fastest, lies beside the store for the next one."""
     command = ["-m", "everstep", "launch", "--standalone", "--max-restarts=1", f"--store={store}", *flags]
     compiled = {"TORCHINDUCTOR_CACHE_DIR": f"{store.parent / 'compiled'}"}
     return run([*command, f"{ROOT / 'benchmarks' / script}", *arguments], env={**os.environ, **compiled})
@@ -164,6 +175,29 @@ def _time_leaving(*more: str) -> tuple[str, bool]:
     if not seconds:
         return "no rank survived", False
     return f"{max(seconds):.2f} s", max(seconds) <= 1.0
+
+
+def measure_import(_: argparse.Namespace) -> tuple[str, bool]:
+    """How a worker starts if its script imports a module that uses CUDA, which a fork cannot use after that."""
+    with tempfile.TemporaryDirectory(prefix="everstep-gpu-") as name:
+        Path(name, "uses_cuda.py").write_text(IMPORT)
+        Path(name, "train.py").write_text(IMPORTER)
+        words = launch(Path(name, "store"), f"{name}/train.py", []).strip()
+    return words, "by exec 8.0" in words
+
+
+def measure_llama(_: argparse.Namespace) -> tuple[str, bool]:
+    """A short training by the default script, with the flags that GPUs are for."""
+    return _train_llama("--compile")
+
+
+def _train_llama(*more: str) -> tuple[str, bool]:
+    flags = ["--precision=bf16", "--micro-batch=2", "--global-batch=4", "--sequence-length=16", *more]
+    with tempfile.TemporaryDirectory(prefix="everstep-gpu-") as name:
+        dataset = write_dataset(Path(name, "tokens"))
+        script = f"{ROOT / 'steps' / 'train' / 'llama.py'}"
+        launch(Path(name, "store"), script, [f"--dataset={dataset}", f"--iterations={ITERATIONS}", *flags])
+    return f"{ITERATIONS} iterations", True
 
 
 def measure_training(_: argparse.Namespace) -> tuple[str, bool]:
