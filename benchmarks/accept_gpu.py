@@ -4,9 +4,9 @@
     python -m benchmarks.accept_gpu staging restore --gib 2 --minutes 4
 
 Needs Python 3.11 or later, torch 2.9 or later, and what `make gpu-bundle` brings along; no network. One GPU is enough;
-lines for several say "needs N devices". Each line is measured in a process of its own, which takes less than 8 minutes:
-what fails there, or never ends, leaves the next line alone. The most valuable lines come first. None begins after
---minutes. Exit code 1 if a line does not hold.
+lines for several say "needs N devices", and one "needs transformers". Each line is measured in a process of its own,
+which takes less than 8 minutes: what fails there, or never ends, leaves the next line alone. The most valuable lines
+come first. None begins after --minutes. Exit code 1 if a line does not hold.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,6 +42,8 @@ class Part(NamedTuple):
     devices: int
     measure: Callable[[argparse.Namespace], tuple[str, bool]]
     """Returns what was measured, and whether the promise holds."""
+    package: str = ""
+    """What it needs besides, and the bundle does not bring."""
 
 
 PARTS = (
@@ -50,7 +53,9 @@ PARTS = (
     Part("6 overlap: saved in every iteration of 1 s", "<= 2 %", 1, gpu_copies.measure_overlap),
     Part("8 a compiled bf16 training is killed once; 10 its report", "equal weights", 1, gpu_runs.measure_training),
     Part("8 a peer's death ends NCCL's collective and the round", "<= 1 s", 2, gpu_runs.measure_abort),
+    Part("8 a collective that exceeds its timeout ends the round", "<= 1 s after it", 2, gpu_runs.measure_timeout),
     Part("8 an initialized driver is seen before a fork", "False True", 1, gpu_runs.measure_driver),
+    Part("8 an import that uses CUDA: workers start by exec", "by exec", 1, gpu_runs.measure_import),
     Part("8 the device's memory error is told apart from the host's", "out of GPU memory", 1,
          gpu_runs.measure_memory_error),
     Part("8 deterministic algorithms", "equal twice", 1, gpu_runs.measure_determinism),
@@ -60,6 +65,8 @@ PARTS = (
     Part("9 check: NCCL within a node", "passes", 2, gpu_runs.measure_check),
     Part("10 telemetry: memory, utilisation and copy bandwidth of a node", "told", 1, gpu_runs.measure_telemetry),
     Part("6 peers: how long they stop training", "told", 1, gpu_copies.measure_peers),
+    Part("8 the default script: bf16, compiled, two passes an iteration", "trains", 1, gpu_runs.measure_llama,
+         "transformers"),
 )  # fmt: skip
 
 
@@ -103,6 +110,8 @@ def lines(options: argparse.Namespace, devices: int) -> Iterator[Line]:
             yield Line(part.promise, part.wanted, "no device", None)
         elif devices < part.devices:
             yield Line(part.promise, part.wanted, f"needs {part.devices} devices", None)
+        elif part.package and find_spec(part.package) is None:
+            yield Line(part.promise, part.wanted, f"needs {part.package}", None)
         elif left <= 0:
             yield Line(part.promise, part.wanted, f"not begun within {options.minutes:g} minutes", None)
         else:

@@ -19,16 +19,29 @@ from everstep.runtime.agent.device_watch import line_of
 from everstep.runtime.agent.preload import is_cuda_initialized
 from everstep.runtime.diagnosis.devices import exercise_devices
 from everstep.runtime.job.error_kinds import kind_of
-from everstep.runtime.platform.devices import machine_devices, node_devices
+from everstep.runtime.platform.devices import machine_devices, node_devices, shown_by
 from everstep.runtime.system.gpu_readings import NoReadingsError, open_nvml, read_devices
+from tests.datasets import write_dataset
 from tests.harness import ROOT
 
 SCRIPT_S = 200.0
 """Within this a script's job has ended, also where torch compiles for the first time."""
+TIMEOUT_S = 15.0
+"""Of a group whose collective exceeds it: the ranks also meet within it."""
 COPIED_BYTES = 1 << 30
 TESTED_BYTES = 1 << 30
 """More than the tests' slots."""
 TOO_MANY_BYTES = 1 << 50
+ITERATIONS = 10
+
+
+IMPORT = "import os, torch\ntorch.cuda.is_available() and torch.cuda.init()\nPID = os.getpid()\n"
+"""A module that uses CUDA when it is imported, as some do that compile kernels."""
+IMPORTER = """
+import os, torch, uses_cuda
+device = "cuda" if torch.cuda.is_available() else "cpu"
+print("by exec" if uses_cuda.PID == os.getpid() else "forked", torch.ones(8, device=device).sum().item())
+"""
 
 
 class RunError(RuntimeError):
@@ -36,8 +49,8 @@ class RunError(RuntimeError):
 
 
 def launch(store: Path, script: str, arguments: Sequence[str], *flags: str) -> str:
-    """As `run`, of a script of this folder, by Everstep's launcher. What torch compiles, and which of its kernels it
-    found to be the fastest, lies beside the store for the next one."""
+    """As `run`, of a script of this folder, or a path, by Everstep's launcher. What torch compiles, and which of its
+    kernels it found to be the fastest, lies beside the store for the next one."""
     command = ["-m", "everstep", "launch", "--standalone", "--max-restarts=1", f"--store={store}", *flags]
     compiled = {"TORCHINDUCTOR_CACHE_DIR": f"{store.parent / 'compiled'}"}
     return run([*command, f"{ROOT / 'benchmarks' / script}", *arguments], env={**os.environ, **compiled})
@@ -140,18 +153,51 @@ def measure_sharing(_: argparse.Namespace) -> tuple[str, bool]:
     devices, script = machine_devices(os.environ), (
         "import torch\nprint(torch.cuda.device_count(), torch.cuda.get_device_properties(0).uuid)"
     )  # fmt: skip
-    replies = [run(["-c", script], env={**os.environ, **node_devices(devices, node, 1)}).strip() for node in range(2)]
+    shown = [shown_by(node_devices(devices, node, 1), os.environ) for node in range(2)]
+    replies = [run(["-c", script], env={**os.environ, **variables}).strip() for variables in shown]
     return "; ".join(replies), len(set(replies)) == 2 and all(reply.startswith("1 ") for reply in replies)
 
 
 def measure_abort(_: argparse.Namespace) -> tuple[str, bool]:
     """How soon a survivor leaves its collective after its peer's death."""
+    return _time_leaving()
+
+
+def measure_timeout(_: argparse.Namespace) -> tuple[str, bool]:
+    """How soon a rank leaves a collective that its peer does not join, after the group's timeout."""
+    return _time_leaving(f"{TIMEOUT_S}")
+
+
+def _time_leaving(*more: str) -> tuple[str, bool]:
     with tempfile.TemporaryDirectory(prefix="everstep-gpu-") as name:
-        out = launch(Path(name, "store"), "gpu_survivor.py", [f"{name}/killed"], "--nproc-per-node=2")
+        out = launch(Path(name, "store"), "gpu_survivor.py", [f"{name}/fault", *more], "--nproc-per-node=2")
     seconds = [float(line.split()[-1]) for line in out.splitlines() if "left " in line]
     if not seconds:
         return "no rank survived", False
     return f"{max(seconds):.2f} s", max(seconds) <= 1.0
+
+
+def measure_import(_: argparse.Namespace) -> tuple[str, bool]:
+    """How a worker starts if its script imports a module that uses CUDA, which a fork cannot use after that."""
+    with tempfile.TemporaryDirectory(prefix="everstep-gpu-") as name:
+        Path(name, "uses_cuda.py").write_text(IMPORT)
+        Path(name, "train.py").write_text(IMPORTER)
+        words = launch(Path(name, "store"), f"{name}/train.py", []).strip()
+    return words, "by exec 8.0" in words
+
+
+def measure_llama(_: argparse.Namespace) -> tuple[str, bool]:
+    """A short training by the default script, with the flags that GPUs are for."""
+    return _train_llama("--compile")
+
+
+def _train_llama(*more: str) -> tuple[str, bool]:
+    flags = ["--precision=bf16", "--micro-batch=2", "--global-batch=4", "--sequence-length=16", *more]
+    with tempfile.TemporaryDirectory(prefix="everstep-gpu-") as name:
+        dataset = write_dataset(Path(name, "tokens"))
+        script = f"{ROOT / 'steps' / 'train' / 'llama.py'}"
+        launch(Path(name, "store"), script, [f"--dataset={dataset}", f"--iterations={ITERATIONS}", *flags])
+    return f"{ITERATIONS} iterations", True
 
 
 def measure_training(_: argparse.Namespace) -> tuple[str, bool]:

@@ -20,8 +20,12 @@ from everstep.runtime.watch.group_making import surround_group_making
 
 _WATCHED = re.compile(r"^tfd:.* ino:([0-9a-f]+)", re.M)
 """A file in an epoll set, in /proc/self/fdinfo."""
-_ERRORS = ("COMM_ERROR", "REMOTE_ERROR")
-"""Of torch's ErrorType."""
+_ERRORS = {
+    "COMM_ERROR": "COMM_ERROR of",
+    "REMOTE_ERROR": "REMOTE_ERROR of",
+    "TIMEOUT": "a collective exceeded the timeout of",
+}
+"""Of torch's ErrorType, in words."""
 
 
 class GroupSockets:
@@ -111,15 +115,15 @@ def _shut_down(inode: str, file: int) -> bool:
 
 
 def communicator_error() -> str:
-    """What a communicator of NCCL or its like says is wrong with it, as where its network fails; empty: nothing. torch
-    asks it while a collective is under way (ProcessGroupNCCL, "Watchdog"). A timeout is no such error. (Never run on a
-    GPU.)"""
+    """What a communicator of NCCL or its like says is wrong with it, as where its network fails, or where a rank does
+    not join a collective within the group's timeout; empty: nothing. torch asks it while a collective is under way
+    (ProcessGroupNCCL, "Watchdog"), and raises nothing where the script waits for the device. (Never run on a GPU.)"""
     for group in _device_groups():
         for device in group._device_types:
             with suppress(RuntimeError, AttributeError):
                 error = group._get_backend(device).get_error()
                 if error.name in _ERRORS:
-                    return f"{error.name} of {group.group_name or 'a group'} on {device.type}"
+                    return f"{_ERRORS[error.name]} {group.group_name or 'a group'} on {device.type}"
     return ""
 
 
@@ -131,6 +135,10 @@ def _device_groups() -> list[dist.ProcessGroup]:
 
 def _abort_groups() -> None:
     """Abort the communicators of NCCL and its like, which use no socket that could be cut. (Never run on a GPU.)
+
+    One that is still being made, in its group's first collective, is not reached: torch knows it only afterwards, and
+    in its nonblocking mode waits under the lock that an abort needs (NCCLUtils.cpp, `waitReady`). The agent ends a
+    process that does not leave it.
 
     All at a time: an abort waits for its kernels to end, and these may wait in their stream for those of another group.
     """

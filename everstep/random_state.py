@@ -18,8 +18,10 @@ class _Generators(msgspec.Struct, frozen=True):
     python: tuple[int, tuple[int, ...], float | None]
     numpy: tuple[str, bytes, int, int, float]
     torch: bytes
-    cuda: bytes = b""
+    device: bytes = b""
     """Of the current device; empty: there is none."""
+    kind: str = ""
+    """Of that device, by its name in torch.accelerator."""
 
 
 def random_state() -> str:
@@ -27,9 +29,17 @@ def random_state() -> str:
     python: Any = random.getstate()
     numpy: Any = np.random.get_state()
     name, keys, *others = numpy
-    cuda = torch.cuda.get_rng_state().numpy().tobytes() if torch.cuda.is_available() else b""
-    generators = _Generators(python, (name, keys.tobytes(), *others), torch.get_rng_state().numpy().tobytes(), cuda)
+    generators = _Generators(python, (name, keys.tobytes(), *others), torch.get_rng_state().numpy().tobytes())
+    if kind := _device_kind():
+        device = torch.get_device_module(kind).get_rng_state().cpu().numpy().tobytes()
+        generators = msgspec.structs.replace(generators, device=device, kind=kind)
     return msgspec.json.encode(generators).decode()
+
+
+def _device_kind() -> str:
+    """Empty: this process has the CPU alone."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return device.type if device else ""
 
 
 def gather_random_states() -> list[str]:
@@ -42,7 +52,7 @@ def gather_random_states() -> list[str]:
 
 def set_random_state(states: Sequence[str]) -> None:
     """Set this process's to that of its rank among `states`; if these are fewer, to that of its rank modulo their
-    number."""
+    number. A device of another kind than at that time keeps its own."""
     rank = dist.get_rank() if world_size() > 1 else 0
     generators = msgspec.json.decode(states[rank % len(states)], type=_Generators)
     random.setstate(generators.python)
@@ -50,5 +60,6 @@ def set_random_state(states: Sequence[str]) -> None:
     numpy: Any = (name, np.frombuffer(keys, np.uint32), *others)
     np.random.set_state(numpy)
     torch.set_rng_state(torch.frombuffer(bytearray(generators.torch), dtype=torch.uint8))
-    if generators.cuda:
-        torch.cuda.set_rng_state(torch.frombuffer(bytearray(generators.cuda), dtype=torch.uint8))
+    if generators.kind and generators.kind == _device_kind():
+        state = torch.frombuffer(bytearray(generators.device), dtype=torch.uint8)
+        torch.get_device_module(generators.kind).set_rng_state(state)

@@ -77,16 +77,9 @@ _PEER_LOST_S = 5.0
 """Another error that may follow from the end of a rank is this worker's own if the round does not end so soon."""
 _TRIM_EVERY = 10
 """Rounds. Returning free memory costs some milliseconds, and what the next round uses of it costs as much again."""
-_WATCHDOG = {
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "50",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-}
-"""What torch's watchdog does in a survivor, unless the user says otherwise (ProcessGroupNCCL.cpp, `runLoop` of Watchdog
-and of HeartbeatMonitor). It does not end the process for CUDA's errors, which follow when a communicator is aborted.
-After an error of NCCL it sleeps four times 50 ms, not four times 15 s; meanwhile neither a collective nor the end of
-its group goes on. And no monitor writes down what was recorded, after which it would sleep for eight minutes, for which
-the end of the group would wait, and then end the process."""
+_RETHROWS = "TORCH_NCCL_RETHROW_CUDA_ERRORS"
+"""0, unless the user says otherwise: torch's watchdog does not end the process for CUDA's errors, which follow when a
+communicator is aborted (ProcessGroupNCCL.cpp, `run` of Watchdog)."""
 _ON_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 """0: the watchdog neither aborts a communicator by itself, before saves know, nor ends the process: the agent's word
 does the one, and nothing the other (torch, `_abort_process_group`)."""
@@ -98,9 +91,8 @@ def main(
 ) -> Callable[..., Any]:
     """Decorate `main(job)`. Call the result without arguments; every round enters it again in the same process.
 
-    It replaces `everstep.init` and takes the same `seed` and `timeout`. A collective of NCCL ends by the job's hang
-    timeout alone, and is only logged after `timeout`. Call it in the main thread. The call raises what `init` and
-    `main` raise.
+    It replaces `everstep.init` and takes the same `seed` and `timeout`. A collective of NCCL that exceeds `timeout`
+    ends the round. Call it in the main thread. The call raises what `init` and `main` raise.
     """
     if function is None:
         return lambda function: _decorate(function, seed, timeout)
@@ -128,8 +120,7 @@ def _decorate(function: Main, seed: int, timeout: timedelta) -> Callable[[], Non
 
 def calm_watchdog(environment: MutableMapping[str, str]) -> None:
     """Have torch's watchdog of NCCL leave a survivor alone. Call it before the first group is made."""
-    for name, value in _WATCHDOG.items():
-        environment.setdefault(name, value)
+    environment.setdefault(_RETHROWS, "0")
     environment[_ON_ERRORS] = "0"
 
 

@@ -76,6 +76,24 @@ def test_the_script_that_is_killed_ends_with_the_weights_of_the_one_that_is_not(
     assert words.startswith("equal weights; ")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("measure", [gpu_runs.measure_abort, gpu_runs.measure_timeout])
+def test_a_rank_whose_peer_is_gone_or_stays_away_leaves_its_collective(
+    measure: Callable[[argparse.Namespace], tuple[str, bool]],
+) -> None:
+    assert measure(OPTIONS)[0].endswith(" s")  # By gloo, which raises both by itself.
+
+
+@pytest.mark.long
+def test_a_worker_whose_import_asks_for_devices_is_forked_where_there_are_none() -> None:
+    assert gpu_runs.measure_import(OPTIONS) == ("forked 8.0", False)
+
+
+@pytest.mark.long
+def test_the_default_script_trains_with_the_flags_that_gpus_are_for() -> None:
+    assert gpu_runs._train_llama() == ("10 iterations", True)  # To compile it takes minutes without a device.
+
+
 def test_more_memory_counts_than_is_free_now_where_it_comes_with_use_and_a_small_room_gets_a_small_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +134,9 @@ def test_a_line_that_fails_or_kills_its_process_or_needs_more_devices_leaves_the
     late = argparse.Namespace(**{**vars(OPTIONS), "minutes": 0.0})
     assert {(line.measured, line.holds) for line in accept_gpu.lines(late, 2)} == {("not begun within 0 minutes", None)}
     assert {line.measured for line in accept_gpu.lines(OPTIONS, 0)} == {"no device"}
+    monkeypatch.setattr(accept_gpu, "PARTS", [Part("packed", "", 1, fail, "no_such_package")])
+    (packed,) = accept_gpu.lines(options, 1)
+    assert (packed.measured, packed.holds) == ("needs no_such_package", None)
 
 
 def test_a_line_that_does_not_end_is_ended_with_the_processes_that_it_began(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import psutil
 from everstep.runtime.display.terminal import as_text
 from everstep.runtime.job.status import job_status
 from everstep.runtime.journal.journal import JournalError, read_state
-from everstep.runtime.platform.devices import machine_devices
+from everstep.runtime.platform.devices import machine_devices, may_have_devices
 from everstep.runtime.protocol.worker_link import LOCAL_RANK_VARIABLE
 from everstep.runtime.store import StoreError, open_store
 from everstep.runtime.system.gpu_readings import DeviceReading, NoReadingsError, open_nvml, read_devices
@@ -49,7 +49,7 @@ class Reading:
 def devices_of() -> Any:
     """The driver, to be asked for devices; None: this machine has none, or no way to ask."""
     try:
-        return open_nvml() if machine_devices(os.environ) else None
+        return open_nvml() if may_have_devices(os.environ) else None
     except NoReadingsError:
         return None
 

@@ -4,6 +4,7 @@ import string
 from collections.abc import Mapping, Sequence
 
 from everstep.runtime.agent.settings import Settings
+from everstep.runtime.platform.devices import VARIABLE, VARIABLES, shown_by
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.worker_link import AGENT_VARIABLE, LOCAL_RANK_VARIABLE
 
@@ -12,14 +13,19 @@ _CODE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _ON_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 """3, torch's own default: its watchdog ends the process without aborting the communicator. torchrun's 1 aborts it
 first: for a moment the device goes on with wrong gradients, and a save that runs beside training could keep them."""
-_DEVICES = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+_CALM = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "50", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+"""After an error of NCCL or a timeout, torch's watchdog sleeps four times 50 ms, not four times 15 s, before it ends
+the process; in a survivor, neither a collective nor the end of its group goes on meanwhile. And no monitor writes down
+what was recorded, after which it would sleep for eight minutes, for which the end of the group would wait, and then end
+the process (ProcessGroupNCCL.cpp, `runLoop` of Watchdog and of HeartbeatMonitor). Everstep does not need those files:
+it asks torch's recorders themselves (`watch/flight_recorder.py`). Never run on a device."""
 
 
 def worker_environment(
     settings: Settings, seat: Seat, local_rank: int, *, link: str, base: Mapping[str, str]
 ) -> Mapping[str, str]:
     """The variables set over the agent's own environment, named and defined as torchrun's ("Environment Variables"),
-    but for `_ON_ERRORS`.
+    but for `_ON_ERRORS` and `_CALM`.
 
     The error file is not among them: the layout of the logs decides it. `link` is the path of the agent's socket;
     `base` is the agent's own environment, which names the node's devices.
@@ -42,7 +48,7 @@ def worker_environment(
         "TORCHELASTIC_MAX_RESTARTS": settings.max_restarts,
         "TORCHELASTIC_RUN_ID": settings.run_id or settings.job,
         "TORCHELASTIC_USE_AGENT_STORE": False,
-        _ON_ERRORS: base.get(_ON_ERRORS, "3"),
+        **{name: base.get(name, value) for name, value in ({_ON_ERRORS: "3"} | _CALM).items()},
         **settings.variables,
         AGENT_VARIABLE: link,
         "EVERSTEP_ROUND": seat.round,
@@ -68,7 +74,7 @@ def worker_command(command: Sequence[str], local_rank: int) -> tuple[str, ...]:
 
 def own_device(base: Mapping[str, str], local_rank: int) -> Mapping[str, str]:
     """The one device in `base` that a worker with a virtual local rank sees. Raises ValueError if there is none."""
-    name = next((name for name in _DEVICES if base.get(name)), "CUDA_VISIBLE_DEVICES")
+    name = next((name for name in VARIABLES if base.get(name)), VARIABLE)
     devices = base.get(name)
     if devices is None:
         device_number = str(local_rank)
@@ -77,4 +83,4 @@ def own_device(base: Mapping[str, str], local_rank: int) -> Mapping[str, str]:
         if local_rank >= len(names):
             raise ValueError(f"{name}={devices}: no device for local rank {local_rank} with --virtual-local-rank")
         device_number = names[local_rank]
-    return {"CUDA_VISIBLE_DEVICES": device_number, name: device_number}
+    return shown_by(device_number, base)

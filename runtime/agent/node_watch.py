@@ -18,7 +18,8 @@ class NodeWatch:
     """The watches of one node; what they find is telemetry, and the paces go with the heartbeats."""
 
     def __init__(self, boards: RoundBoards, sender: TelemetrySender, note: Callable[[str], None]) -> None:
-        devices = DeviceWatch(machine_devices(os.environ), sender.add, note)
+        names = machine_devices(os.environ, count=lambda: 0)  # An agent has no time to ask torch.
+        devices = DeviceWatch(names, sender.add, note)
         host = HostWatch(os.getpid(), sender.add)
         self.paces = PaceWatch(boards.of_running, time.monotonic, devices.lowered)
         self.shown = ShownIterations(boards.unreported, sender.add_shown)

@@ -9,16 +9,14 @@ from dataclasses import dataclass
 
 from everstep.runtime.agent.output import Pipe
 from everstep.runtime.agent.settings import Settings
-from everstep.runtime.platform.devices import machine_devices
+from everstep.runtime.platform.devices import VARIABLE, may_have_devices
 from everstep.runtime.protocol.survivor_link import Rehearsed
-
-_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def must_be_gone(settings: Settings, environment: Mapping[str, str]) -> bool:
     """Whether a spare needs what a dead worker still has while the kernel frees its memory: devices may write that
     memory, and the port that the user chose is bound, where others would meet a listener that is about to close."""
-    return bool(machine_devices(environment)) or settings.meet is not None
+    return may_have_devices(environment) or settings.meet is not None
 
 
 @dataclass
@@ -37,7 +35,7 @@ class Spare:
     def fits(self, environment: Mapping[str, str], command: Sequence[str], cpus: Sequence[int]) -> bool:
         """Can it take this worker's place? A process cannot change the devices that it sees, and what it has in memory
         is near the CPUs that it is bound to."""
-        same_devices = self.environment.get(_DEVICES) == environment.get(_DEVICES)
+        same_devices = self.environment.get(VARIABLE) == environment.get(VARIABLE)
         same_cpus = tuple(self.cpus) == tuple(cpus)
         return self.is_warm and same_devices and same_cpus and tuple(self.command) == tuple(command)
 

@@ -83,19 +83,21 @@ def device_count() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def first_device() -> str:
-    """What tells this process's first CUDA device from all others; empty without one. Initializes CUDA."""
+def own_devices() -> list[str]:
+    """What tells each of this process's CUDA devices from all others. Initializes CUDA."""
     import torch
 
-    return str(torch.cuda.get_device_properties(0).uuid) if device_count() else ""
+    return [str(torch.cuda.get_device_properties(device).uuid) for device in range(device_count())]
 
 
-def agree_on_nccl(store: "Store", rank: int, world: int, own: str) -> bool:
-    """Whether each rank of the group has a device of its own: NCCL can do nothing else. Every rank must call it; `own`
-    is its `first_device()`. Raises RuntimeError if a rank is gone."""
-    store.set(f"device-{rank}", own or _NO_DEVICE)
-    names = [store.get(f"device-{other}").decode() for other in range(world)]
-    return _NO_DEVICE not in names and len(set(names)) == world
+def agree_on_nccl(store: "Store", rank: int, world: int, own: Sequence[str]) -> int:
+    """How many devices each rank of the group has at least; 0 if two ranks have one in common, which NCCL refuses.
+    Every rank must call it; `own` are its `own_devices()`. Raises RuntimeError if a rank is gone."""
+    store.set(f"devices-{rank}", ",".join(own) or _NO_DEVICE)
+    answers = [store.get(f"devices-{other}").decode() for other in range(world)]
+    devices = [[] if answer == _NO_DEVICE else answer.split(",") for answer in answers]
+    are_own = len({name for names in devices for name in names}) == sum(map(len, devices))
+    return min(map(len, devices)) if are_own else 0
 
 
 def exercise_devices(count: int, short: bool) -> DeviceWork:
@@ -104,7 +106,7 @@ def exercise_devices(count: int, short: bool) -> DeviceWork:
         nvml, unread = open_nvml(), ""
     except NoReadingsError as error:
         nvml, unread = None, str(error)
-    names = machine_devices(os.environ)
+    names = machine_devices(os.environ, count=lambda: count)
     findings, untested, collectives_s = list[DeviceFinding](), list[str](), 0.0
     for device in range(count):
         with _forgiving_full(untested):
@@ -244,29 +246,44 @@ def _time_collectives(count: int) -> float:
     return seconds
 
 
-def time_group_all_reduce(store: "Store", rank: int, world: int, timeout_s: float, times: int) -> float:
-    """Seconds for `times` all-reduces by NCCL of REDUCED_BYTES among the first devices of `world` machines.
+def time_group_all_reduce(
+    store: "Store", rank: int, world: int, timeout_s: float, times: int, devices: int = 1
+) -> float:
+    """Seconds for `times` all-reduces by NCCL of REDUCED_BYTES among the first devices of `world` machines, beside
+    those among their second ones, and so on: each may have a network card of its own.
 
     Call it in a process of its own: it changes how NCCL's errors end. Raises RuntimeError if a member is gone or a wait
     takes more than `timeout_s`, DeviceError for a wrong sum.
     """
     import torch
-    from torch.distributed import ProcessGroupNCCL
+    from torch.distributed import PrefixStore, ProcessGroupNCCL
 
     os.environ.update(_ON_NCCL_ERRORS)
     options: Any = ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
-    group: Any = ProcessGroupNCCL(store, rank, world, options)
-    values = torch.empty(REDUCED_BYTES // 4, device="cuda:0")
-    group.allreduce([torch.zeros(1, device="cuda:0")]).wait()
-    torch.cuda.synchronize(0)
+    groups, values = list[Any](), list["Tensor"]()
+    for device in range(devices):
+        with _blaming(f"cuda:{device}"):
+            groups.append(ProcessGroupNCCL(PrefixStore(f"{device}", store), rank, world, options))
+            values.append(torch.empty(REDUCED_BYTES // 4, device=f"cuda:{device}"))
+            groups[-1].allreduce([torch.zeros(1, device=f"cuda:{device}")]).wait()
+            torch.cuda.synchronize(device)
+
+    def reduce_all() -> None:
+        works = [group.allreduce([value]) for group, value in zip(groups, values, strict=True)]
+        for device, work in enumerate(works):
+            with _blaming(f"cuda:{device}"):
+                work.wait()
+
     seconds = 0.0
     for _ in range(times):
-        values.fill_(rank + 1)
-        seconds += _seconds_on(0, lambda: group.allreduce([values]).wait())
+        for value in values:
+            value.fill_(rank + 1)
+        seconds += _seconds_on(0, reduce_all)
     expected_sum = world * (world + 1) / 2
-    if values.min().item() != expected_sum or values.max().item() != expected_sum:
-        raise DeviceError("cuda:0: all-reduce gave a wrong sum: a broken link or memory")
+    for device, value in enumerate(values):
+        if value.min().item() != expected_sum or value.max().item() != expected_sum:
+            raise DeviceError(f"cuda:{device}: all-reduce gave a wrong sum: a broken link or memory")
     return seconds
 
 

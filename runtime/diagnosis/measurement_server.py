@@ -28,7 +28,7 @@ from everstep.runtime.diagnosis.evidence import Measurement
 from everstep.runtime.diagnosis.messages import Stage, StageResult, Together
 from everstep.runtime.diagnosis.switchbox import SwitchboxSpec
 from everstep.runtime.exit_codes import ExitCode
-from everstep.runtime.platform.devices import VARIABLE
+from everstep.runtime.platform.devices import shown_by
 
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 PROCESS_NAME = "measurements"
@@ -258,7 +258,7 @@ def _run_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
     if os.getppid() != parent:
         os._exit(ExitCode.TRY_AGAIN)
     if begin.devices is not None:
-        os.environ[VARIABLE] = begin.devices
+        os.environ.update(shown_by(begin.devices, os.environ))
     from everstep.runtime.diagnosis.workload import work_alone, work_together
 
     def tell(stage: Stage, measurement: Measurement, store: str = "") -> None:

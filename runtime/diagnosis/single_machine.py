@@ -11,7 +11,7 @@ from everstep.runtime.diagnosis.messages import Arrive
 from everstep.runtime.diagnosis.node import check_node
 from everstep.runtime.diagnosis.switchbox import SwitchboxError, SwitchboxSpec, missing_devices
 from everstep.runtime.diagnosis.verdicts import Verdict
-from everstep.runtime.platform.devices import VARIABLE, machine_devices, node_devices
+from everstep.runtime.platform.devices import machine_devices, node_devices
 from everstep.runtime.system.cpus import usable_cpus
 
 ADDRESS = "127.0.0.1"
@@ -59,5 +59,5 @@ async def check_one_machine(
 def _share_devices(nodes: Sequence[str], devices: Sequence[str]) -> Mapping[str, str]:
     """Each node's devices, as CUDA_VISIBLE_DEVICES names them. Empty: there are too few, and all nodes use the same."""
     each = len(devices) // len(nodes)
-    shares = (node_devices(devices, number * each, each)[VARIABLE] for number in range(len(nodes)))
+    shares = (node_devices(devices, number * each, each) for number in range(len(nodes)))
     return dict(zip(nodes, shares, strict=True)) if each else {}

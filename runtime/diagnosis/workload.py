@@ -22,7 +22,7 @@ from everstep.runtime.diagnosis.devices import (
     agree_on_nccl,
     device_count,
     exercise_devices,
-    first_device,
+    own_devices,
     time_group_all_reduce,
 )
 from everstep.runtime.diagnosis.evidence import FAILED_S, Measurement
@@ -89,7 +89,7 @@ def work_alone(
 def work_together(
     measurement: Measurement, order: Together, address: str, listener: socket.socket | None
 ) -> Measurement:
-    """Do the all-reduce with the group; then between the members' devices, if each has one of its own with free memory.
+    """Do the all-reduce with the group; then between the members' devices, if each has its own with free memory.
 
     Args:
         address: this node's IP address.
@@ -105,12 +105,12 @@ def work_together(
     try:
         serves: dict[str, Any] = {"is_master": True, "master_listen_fd": listener.detach()} if listener else {}
         store = TCPStore(host, int(port), timeout=wait, wait_for_workers=False, **serves)
-        own = "" if measurement.untested else first_device()
-        by_devices = agree_on_nccl(store, order.rank, order.world, own)  # First: all meet afterwards.
+        own = [] if measurement.untested else own_devices()
+        devices = agree_on_nccl(store, order.rank, order.world, own)  # First: all meet afterwards.
         seconds = time_all_reduce(store, order.rank, order.world, address, order.timeout_s, pass_fault_point)
-        if by_devices:
+        if devices:
             by_nccl = PrefixStore("nccl", store)
-            seconds = time_group_all_reduce(by_nccl, order.rank, order.world, order.timeout_s, REDUCTIONS)
+            seconds = time_group_all_reduce(by_nccl, order.rank, order.world, order.timeout_s, REDUCTIONS, devices)
         return replace(measurement, all_reduce_s=seconds)
     except (RuntimeError, WrongResultError) as error:
         return replace(measurement, error=_first_sentence("all-reduce", error))

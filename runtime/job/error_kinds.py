@@ -71,6 +71,10 @@ TABLE = (
               r"NVRM: Xid \([^)]*\): (13|31|43)\b|"
               r"CUDA error: (device-side assert|an illegal (memory|instruction)|unspecified launch|misaligned|"
               r"the launch timed|invalid program counter|operation not supported on global)"),
+    ErrorKind("no memory of the host to pin", Hope.PERHAPS,
+              "give the node more memory, raise its limit of locked memory (ulimit -l), or let the DataLoader pin "
+              "less: a smaller batch or prefetch_factor, or pin_memory=False",
+              r"(?s)in pin memory thread.*(CUDA|HIP) error: out of memory"),
     OUT_OF_GPU_MEMORY,
     ErrorKind("shared memory is full", Hope.NO,
               "give the pod a larger /dev/shm (emptyDir, medium: Memory), or use fewer data loader workers",

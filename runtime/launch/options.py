@@ -9,7 +9,6 @@ import math
 import os
 import re
 import signal
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from everstep.runtime.launch.job import Endpoint, Launch, NodeCheck, Saving
 from everstep.runtime.launch.job_spec import ROLE, read_spec
 from everstep.runtime.launch.log_layout import check_name
 from everstep.runtime.launch.rendezvous import parse_conf, split_endpoint
+from everstep.runtime.platform.devices import device_count
 
 _STATIC_PORT = 29500
 _DYNAMIC_PORT = 29400
@@ -34,14 +34,6 @@ _WITHOUT_SPARES = {
     "numa_binding": "which pins a process when it starts",
 }
 """Flags that rule spares out, and why."""
-_DEVICES = """
-import sys, torch
-kind = sys.argv[1]
-if kind == "auto":
-    kind = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
-kind = "cuda" if kind == "gpu" else kind
-print(len(__import__("os").sched_getaffinity(0)) if kind == "cpu" else getattr(torch, kind).device_count())
-"""
 
 
 def read_launch(
@@ -147,14 +139,6 @@ def _saving(flags: argparse.Namespace) -> Saving:
         keep_every=flags.keep_every,
         peer_copies=flags.peer_copies,
     )
-
-
-def device_count(kind: str) -> int:
-    """How many devices of that kind torch sees (cpu, gpu, xpu, auto), asked in a process of its own."""
-    if kind == "cpu":
-        return len(os.sched_getaffinity(0))
-    count = subprocess.run([sys.executable, "-c", _DEVICES, kind], capture_output=True, text=True, check=False)
-    return int(count.stdout) if count.returncode == 0 else 0
 
 
 def _refuse(flags: argparse.Namespace) -> None:

@@ -2,13 +2,21 @@
 
 CUDA's and ROCm's libraries number the devices that CUDA_VISIBLE_DEVICES lists from 0, so each node's workers find
 theirs by LOCAL_RANK. The numbers in that list count the devices that a process can open, in the order of the bus: a
-container's only one is 0, also where its file is /dev/nvidia3. No driver is asked: that would make a CUDA context in a
-process that forks. What a device's CPUs are is in Linux's and the NVIDIA driver's files (Linux, "sysfs-bus-pci";
-NVIDIA's README, "The /proc File System Interface").
+container's only one is 0, also where its file is /dev/nvidia3. No driver is asked in this process: that would make a
+CUDA context in a process that forks. What a device's CPUs are is in Linux's and the NVIDIA driver's files (Linux,
+"sysfs-bus-pci"; NVIDIA's README, "The /proc File System Interface"). Never run on a device.
+
+What differs between vendors is in the four names in capitals below. Of Intel's devices nothing is shared out: their
+ZE_AFFINITY_MASK also names parts of devices, and their files in /dev/dri are those of every display.
 """
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -16,33 +24,82 @@ from msgspec.structs import replace
 from everstep.runtime.job.spec import JobSpec, RoleSpec
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
-_FILE = re.compile(r"nvidia\d+")
+VARIABLES = ("HIP_VISIBLE_DEVICES", VARIABLE)
+"""Each lists the devices that a process sees; the first that is set counts. ROCm takes CUDA's too (ROCm, "GPU isolation
+techniques"; torch, `_parse_visible_devices`)."""
+_DEVICE_FILES = re.compile(r"nvidia\d+")
+"""One for each device: NVIDIA's driver."""
+_DRIVER_FILES = ("dxg", "kfd")
+"""Of drivers that have no file for each device: of Windows, in WSL 2; of AMD."""
+_NAME = re.compile(r"\d+|(GPU|MIG)-.+")
+"""Of a device in a list."""
+_COUNT = """
+import sys, torch
+kind = sys.argv[1]
+if kind == "auto":
+    kind = torch.accelerator.current_accelerator().type if torch.accelerator.is_available() else "cpu"
+kind = "cuda" if kind == "gpu" else kind
+print(len(__import__("os").sched_getaffinity(0)) if kind == "cpu" else getattr(torch, kind).device_count())
+"""
 
 
 class TooFewDevices(ValueError):  # noqa: N818 (a name that reads well in `except`)
     """Not even one node of a role has a device for each of its workers."""
 
 
-def machine_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> tuple[str, ...]:
+def device_count(kind: str) -> int:
+    """How many devices of that kind torch sees (cpu, gpu, xpu, auto), asked in a process of its own: some seconds."""
+    if kind == "cpu":
+        return len(os.sched_getaffinity(0))
+    count = subprocess.run([sys.executable, "-c", _COUNT, kind], capture_output=True, text=True, check=False)
+    return int(count.stdout) if count.returncode == 0 else 0
+
+
+@cache
+def _count_gpus() -> int:
+    return device_count("gpu")
+
+
+def machine_devices(
+    environment: Mapping[str, str], folder: Path = Path("/dev"), count: Callable[[], int] = _count_gpus
+) -> tuple[str, ...]:
     """The devices that this process may use, as CUDA_VISIBLE_DEVICES names them; those of the machine if it is not set.
 
-    Empty: there are none.
+    Empty: there are none. `count` is asked only where no list and no file says it, and a driver is there.
     """
-    device_list = environment.get(VARIABLE)
-    if device_list is not None:
-        names = [name.strip() for name in device_list.split(",")]
-        # CUDA ignores what follows an invalid name, such as -1.
-        return tuple(names[: next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))])
-    count = sum(_FILE.fullmatch(path.name) is not None for path in folder.glob("nvidia*"))
-    return tuple(map(str, range(count)))
+    if (listed := _listed(environment)) is not None:
+        return listed
+    number = sum(_DEVICE_FILES.fullmatch(path.name) is not None for path in folder.glob("nvidia*"))
+    if not number and any((folder / name).exists() for name in _DRIVER_FILES):
+        number = count()
+    return tuple(map(str, range(number)))
 
 
-def node_devices(devices: Sequence[str], first: int, count: int) -> Mapping[str, str]:
-    """The variable for a node whose workers are these of all the machine's: one device for each. Empty without devices.
+def may_have_devices(environment: Mapping[str, str], folder: Path = Path("/dev")) -> bool:
+    """Whether `machine_devices` may name any: known at once."""
+    return bool(machine_devices(environment, folder, lambda: 1))
+
+
+def _listed(environment: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The devices that are listed; None: there is no list. CUDA ignores what follows an invalid name, such as -1, or
+    Slurm's NoDevFiles."""
+    text = next((environment[name] for name in VARIABLES if name in environment), None)
+    if text is None:
+        return None
+    return tuple(takewhile(_NAME.fullmatch, (name.strip() for name in text.split(","))))
+
+
+def node_devices(devices: Sequence[str], first: int, count: int) -> str:
+    """A node's list if its workers are these of all the machine's: one device for each. Empty without devices.
 
     A later node of the same place gets the same ones.
     """
-    return {VARIABLE: ",".join(devices[first : first + count])} if devices and count else {}
+    return ",".join(devices[first : first + count])
+
+
+def shown_by(listed: str, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables by which a process of this environment sees the devices of the list alone."""
+    return {name: listed for name in VARIABLES if name == VARIABLE or name in environment}
 
 
 def near_cpus(

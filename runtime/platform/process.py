@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from everstep.runtime.platform import Node, NodeEnd, NodeRequest, debris, limits
-from everstep.runtime.platform.devices import VARIABLE, near_cpus, node_devices
+from everstep.runtime.platform.devices import near_cpus, node_devices, shown_by
 from everstep.runtime.platform.registry import Registration, registries_of, registry_of
 from everstep.runtime.system import processes
 from everstep.runtime.system.oom import was_oom_killed
@@ -111,8 +111,8 @@ class ProcessPlatform:
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "EVERSTEP_RUN_DIR": str(self._run_dir), **request.environment}
         environment |= {"EVERSTEP_JOB": self._job, "EVERSTEP_NODE": request.name}
-        devices = node_devices(self._devices, *request.workers)
-        environment |= devices
+        if devices := node_devices(self._devices, *request.workers):
+            environment |= shown_by(devices, environment)
         with log.open("ab") as output:
             process = subprocess.Popen(
                 ["/bin/sh", "-c", _GATE, "everstep-node", *self._command, *request.arguments],
@@ -123,7 +123,7 @@ class ProcessPlatform:
                 start_new_session=True,
             )
         assert process.stdin is not None, "asked for a pipe"
-        _bind(process.pid, near_cpus(devices.get(VARIABLE, "").split(",")))
+        _bind(process.pid, near_cpus(devices.split(",")))
         began = processes.start_time(process.pid)
         if began is None:
             raise OSError(f"node {request.name} ended at once; see {log}")

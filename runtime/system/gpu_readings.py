@@ -18,6 +18,8 @@ _LOWERED = {
 }
 """Bits of the reasons for lowered clocks (nvmlClocksEventReasons) that a healthy device does not show. Idleness, limits
 that an administrator has set, and the power cap under load are left out."""
+_REASONS = "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"
+"""The second is for drivers that lack the first, as 525 does; nvidia-ml-py says that it drops it with CUDA 14."""
 
 
 class NoReadingsError(RuntimeError):
@@ -70,7 +72,8 @@ def _read(nvml: Any, device: Any) -> DeviceReading:
     memory, rate = nvml.nvmlDeviceGetMemoryInfo(device), nvml.nvmlDeviceGetPcieThroughput
     ask = partial(_ask, nvml, device)
     use = ask(nvml.nvmlDeviceGetUtilizationRates)
-    bits = ask(nvml.nvmlDeviceGetCurrentClocksThrottleReasons) or 0
+    questions = (getattr(nvml, name) for name in _REASONS if hasattr(nvml, name))
+    bits = next((bits for question in questions if (bits := ask(question)) is not None), 0)
     errors = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     return DeviceReading(
         used_bytes=memory.used,

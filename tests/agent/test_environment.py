@@ -51,6 +51,13 @@ def test_ranks_are_counted_from_the_seat_and_the_names_are_torchruns() -> None:
     assert expected_variables.items() <= environment_of(2).items()
 
 
+def test_nccls_watchdog_does_not_sleep_for_long_after_an_error_unless_the_user_says_otherwise() -> None:
+    calm = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "50", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+    assert calm.items() <= environment_of(0).items()
+    own = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "15000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    assert own.items() <= environment_of(0, own).items()
+
+
 def test_the_thread_count_stays_unset_where_nobody_set_it() -> None:
     assert "OMP_NUM_THREADS" not in environment_of(0, threads="")
 

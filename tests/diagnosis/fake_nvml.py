@@ -61,7 +61,7 @@ class FakeNvml:
         device.require_whole()
         return device.to_device_kb if way == self.NVML_PCIE_UTIL_RX_BYTES else device.from_device_kb
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: Device) -> int:
+    def nvmlDeviceGetCurrentClocksEventReasons(self, device: Device) -> int:
         device.require_whole()
         return device.reasons
 

@@ -27,6 +27,7 @@ from everstep.runtime.diagnosis.evidence import FAILED_S, DeviceFinding, Measure
 from everstep.runtime.diagnosis.single_machine import _share_devices
 from everstep.runtime.diagnosis.verdicts import judge
 from everstep.runtime.system.gpu_readings import DeviceReading, NoReadingsError, open_nvml, read_devices
+from tests.checkpoint.cuda_stand_in import stand_in
 from tests.diagnosis.fake_nvml import Device, FakeNvml
 
 WELL = DeviceFinding("cuda:0", 0.1, 50_000.0, 52_000.0, (), 0)
@@ -84,6 +85,18 @@ def test_what_a_driver_does_not_tell_hides_nothing_else() -> None:
     assert (reading.used_bytes, reading.busy, reading.uncorrected, reading.from_device) == (5 << 30, 0.5, 2, 0.0)
 
 
+def test_an_old_driver_tells_of_lowered_clocks_by_their_old_name() -> None:
+    nvml = FakeNvml(Device("GPU-a", reasons=0x40))
+
+    def refuse(_: Device) -> int:
+        raise nvml.NVMLError("Function Not Found")
+
+    nvml.nvmlDeviceGetCurrentClocksEventReasons = refuse  # type: ignore[method-assign]
+    assert read_devices(nvml, ["0"])[0].lowered == (), "and a package without the old name is no error"
+    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda device: device.reasons  # type: ignore[attr-defined]
+    assert read_devices(nvml, ["0"])[0].lowered == ("too hot (hardware)",)
+
+
 def test_without_the_package_the_reason_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(NoReadingsError, match="nvidia-ml-py is not installed"):
@@ -104,17 +117,24 @@ def test_an_unfit_device_is_named_with_what_is_wrong(change: dict[str, object], 
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "is_used"),
-    [("GPU-a", "GPU-b", True), ("GPU-a", "GPU-a", False), ("GPU-a", "", False), ("", "", False)],
+    ("own", "other", "count"),
+    [
+        (["GPU-a"], ["GPU-b"], 1),
+        (["GPU-a", "GPU-b", "GPU-c"], ["GPU-d", "GPU-e"], 2),
+        (["GPU-a", "GPU-b"], ["GPU-c", "GPU-a"], 0),
+        (["GPU-a"], ["GPU-a"], 0),
+        (["GPU-a"], [], 0),
+        ([], [], 0),
+    ],
 )
-def test_nccl_is_used_where_each_rank_has_a_device_of_its_own_and_all_ranks_agree(
-    own: str, other: str, is_used: bool
+def test_nccl_is_used_with_as_many_devices_as_each_rank_has_of_its_own_and_all_ranks_agree(
+    own: list[str], other: list[str], count: int
 ) -> None:
     store = HashStore()
     with ThreadPoolExecutor(2) as threads:
         ranks = enumerate((own, other))
-        answers = [threads.submit(agree_on_nccl, store, rank, 2, device) for rank, device in ranks]
-    assert [answer.result() for answer in answers] == [is_used, is_used]
+        answers = [threads.submit(agree_on_nccl, store, rank, 2, names) for rank, names in ranks]
+    assert [answer.result() for answer in answers] == [count, count]
 
 
 def test_nodes_of_one_machine_share_out_its_devices_if_there_are_enough() -> None:
@@ -216,6 +236,48 @@ def test_errors_of_nccl_are_raised_and_end_no_process(monkeypatch: pytest.Monkey
         devices.time_group_all_reduce(HashStore(), 0, 2, 1.0, 1)
     assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1", "whoever waits gets the error, and there is no watchdog"
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("broken", "text"),
+    [("nothing", ""), ("a sum", "cuda:2: all-reduce gave a wrong sum"), ("a card", "cuda:2: NCCL error")],
+)
+def test_each_device_reduces_with_those_of_its_number_and_one_that_cannot_is_named(
+    broken: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, own=0)
+    monkeypatch.setattr(devices, "REDUCED_BYTES", 64)
+    for name in devices._ON_NCCL_ERRORS:
+        monkeypatch.setenv(name, "3")
+    reduced = list[int]()
+
+    class Group:
+        Options = SimpleNamespace
+        made = 0
+
+        def __init__(self, store: Any, rank: int, world: int, options: object) -> None:
+            self.number, Group.made = Group.made, Group.made + 1
+            store.set("group", "made")  # Each has keys of its own.
+
+        def allreduce(self, tensors: list[torch.Tensor]) -> SimpleNamespace:
+            reduced.append(self.number)
+
+            def wait() -> None:
+                if (self.number, broken) == (2, "a card"):
+                    raise RuntimeError("NCCL error")
+                tensors[0].fill_(4.0 if (self.number, broken) == (2, "a sum") else 3.0)
+
+            return SimpleNamespace(wait=wait)
+
+    monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Group, raising=False)
+    store = HashStore()
+    if text:
+        with pytest.raises(DeviceError, match=text):
+            devices.time_group_all_reduce(store, 0, 2, 1.0, 2, 4)
+        return
+    assert devices.time_group_all_reduce(store, 0, 2, 1.0, 2, 4) > 0
+    assert reduced == [0, 1, 2, 3] * 3
+    assert all(store.check([f"{number}/group"]) for number in range(4))
 
 
 def test_devices_that_are_alike_or_only_hot_pass() -> None:

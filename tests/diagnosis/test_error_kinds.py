@@ -104,6 +104,12 @@ WRITTEN = [
     ("torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, unhandled cuda error\n"
      "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'", 1,
      "out of GPU memory"),
+    # mittagessen/kraken issue 642, with the words of torch's pinning allocator where the host has no page left for it.
+    ("RuntimeError: Caught RuntimeError in pin memory thread for device 0.\nOriginal Traceback (most recent call "
+     'last):\n  File "torch/utils/data/_utils/pin_memory.py", line 37, in do_one_step\n    data = pin_memory(data)\n'
+     "RuntimeError: CUDA error: out of memory", 1, "no memory of the host to pin"),
+    # The same without that thread: a kernel, or a copy, that found no room on its device.
+    ("torch.AcceleratorError: CUDA error: out of memory", 1, "out of GPU memory"),
     # lllyasviel/Fooocus issue 1313.
     ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver",
      1, "the CUDA driver or a library does not match"),

@@ -10,18 +10,58 @@ from everstep.runtime.platform.devices import (
     first_worker,
     fit_to_devices,
     machine_devices,
+    may_have_devices,
     near_cpus,
     node_devices,
+    shown_by,
 )
 
 
 @pytest.mark.parametrize(
     ("listed", "expected"),
-    [("0,2", ("0", "2")), ("", ()), ("GPU-a1, GPU-b2", ("GPU-a1", "GPU-b2")), ("1,-1,2", ("1",)), ("-1", ())],
+    [
+        ("0,2", ("0", "2")),
+        ("", ()),
+        ("GPU-a1, GPU-b2", ("GPU-a1", "GPU-b2")),
+        ("MIG-c3", ("MIG-c3",)),
+        ("1,-1,2", ("1",)),
+        ("-1", ()),
+        ("NoDevFiles", ()),  # As Slurm writes it.
+    ],
 )
 def test_the_devices_are_those_that_cuda_would_show(listed: str, expected: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "nvidia0").touch()
     assert machine_devices({"CUDA_VISIBLE_DEVICES": listed}, tmp_path) == expected
+    assert may_have_devices({"CUDA_VISIBLE_DEVICES": listed}, tmp_path) is bool(expected)
+
+
+def test_rocms_own_list_counts_before_cudas_and_a_node_gets_both() -> None:
+    environment = {"CUDA_VISIBLE_DEVICES": "0,1,2", "HIP_VISIBLE_DEVICES": "2,3"}
+    assert machine_devices(environment) == ("2", "3")
+    assert shown_by("3", environment) == {"CUDA_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "3"}
+    assert shown_by("3", {}) == {"CUDA_VISIBLE_DEVICES": "3"}
+
+
+@pytest.mark.parametrize("driver", ["dxg", "kfd"])
+def test_where_a_driver_has_no_file_for_each_device_they_are_counted_so_that_nodes_share_them_out(
+    driver: str, tmp_path: Path
+) -> None:
+    (tmp_path / driver).touch()
+    devices = machine_devices({}, tmp_path, lambda: 1)
+    assert devices == ("0",)
+    assert may_have_devices({}, tmp_path)
+    assert fit_to_devices(JobSpec("j", {"worker": RoleSpec(2, 2, 1)}), devices)[0].roles["worker"].nodes == 1
+    assert machine_devices({"CUDA_VISIBLE_DEVICES": ""}, tmp_path, lambda: 1) == ()
+
+
+def test_nobody_counts_where_files_or_their_absence_say_how_many_there_are(tmp_path: Path) -> None:
+    def count() -> int:
+        raise AssertionError("torch was asked")
+
+    assert machine_devices({}, tmp_path, count) == ()
+    for name in ("nvidia0", "dxg"):
+        (tmp_path / name).touch()
+    assert machine_devices({}, tmp_path, count) == ("0",)
 
 
 def test_without_a_list_they_are_those_that_have_a_file_numbered_as_cuda_does(tmp_path: Path) -> None:
@@ -34,7 +74,7 @@ def test_without_a_list_they_are_those_that_have_a_file_numbered_as_cuda_does(tm
 @pytest.mark.parametrize(
     ("devices", "nodes", "slots", "expected"),
     [
-        ("", 2, 1, [None, None]),
+        ("", 2, 1, ["", ""]),
         ("0", 1, 1, ["0"]),
         ("0,1", 2, 1, ["0", "1"]),
         ("0,1,2,3,4,5,6,7", 2, 4, ["0,1,2,3", "4,5,6,7"]),
@@ -42,11 +82,10 @@ def test_without_a_list_they_are_those_that_have_a_file_numbered_as_cuda_does(tm
     ],
 )
 def test_each_node_sees_a_device_for_each_of_its_workers(
-    devices: str, nodes: int, slots: int, expected: list[str | None]
+    devices: str, nodes: int, slots: int, expected: list[str]
 ) -> None:
     roles, every = {"worker": RoleSpec(nodes, nodes, slots)}, machine_devices({"CUDA_VISIBLE_DEVICES": devices})
-    environments = [node_devices(every, first_worker(roles, "worker", index), slots) for index in range(nodes)]
-    assert [environment.get("CUDA_VISIBLE_DEVICES") for environment in environments] == expected
+    assert [node_devices(every, first_worker(roles, "worker", index), slots) for index in range(nodes)] == expected
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_communicators_are_aborted_all_at_a_time_as_one_may_wait_for_the_others_
     ("name", "told"),
     [
         ("SUCCESS", ""),
-        ("TIMEOUT", ""),
+        ("TIMEOUT", "a collective exceeded the timeout of 0 on cuda"),
         ("COMM_ERROR", "COMM_ERROR of 0 on cuda"),
         ("REMOTE_ERROR", "REMOTE_ERROR of 0 on cuda"),
     ],
@@ -110,12 +110,10 @@ def test_a_communicators_error_is_known(name: str, told: str, monkeypatch: pytes
     assert group_sockets.communicator_error() == told
 
 
-def test_nccls_watchdog_neither_sleeps_for_long_nor_ends_a_survivor_unless_the_user_wants_it() -> None:
-    environment = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+def test_nccls_watchdog_does_not_end_a_survivor_unless_the_user_wants_it() -> None:
+    environment = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
     calm_watchdog(environment)
-    assert environment == {
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "50",
-        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    }
+    assert environment == {"TORCH_NCCL_RETHROW_CUDA_ERRORS": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+    environment["TORCH_NCCL_RETHROW_CUDA_ERRORS"] = "1"
+    calm_watchdog(environment)
+    assert environment["TORCH_NCCL_RETHROW_CUDA_ERRORS"] == "1"

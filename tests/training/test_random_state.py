@@ -2,7 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from everstep import random_state
 from everstep.random_state import gather_random_states, set_random_state
 from everstep.seeding import generators_state, set_generators_state
 from tests.forks import Forks
@@ -28,5 +33,30 @@ def test_a_process_by_itself_continues_its_random_numbers() -> None:
         numbers = draw()
         set_random_state([state, "of another rank"])
         assert draw() == numbers
+    finally:
+        set_generators_state(outside)
+
+
+def test_the_state_of_any_vendors_device_comes_back_and_one_of_another_kind_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    states = {"xpu": torch.tensor([1, 2], dtype=torch.uint8), "cuda": torch.tensor([3], dtype=torch.uint8)}
+
+    def module(kind: str) -> SimpleNamespace:
+        return SimpleNamespace(
+            get_rng_state=lambda: states[kind], set_rng_state=lambda state: states.update({kind: state})
+        )
+
+    monkeypatch.setattr(torch, "get_device_module", module)
+    monkeypatch.setattr(random_state, "_device_kind", lambda: "xpu")
+    outside = generators_state()
+    try:
+        (saved,) = gather_random_states()
+        states["xpu"] = torch.zeros(2, dtype=torch.uint8)
+        set_random_state([saved])
+        assert states["xpu"].tolist() == [1, 2]
+        monkeypatch.setattr(random_state, "_device_kind", lambda: "cuda")
+        set_random_state([saved])
+        assert states["cuda"].tolist() == [3]
     finally:
         set_generators_state(outside)
