@@ -3,7 +3,8 @@
 import queue
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
@@ -50,7 +51,8 @@ def _wait(event: threading.Event) -> None:
 
 
 class ThreadedDevice:
-    """Implements `DeviceCopies` for tensors of this process: `compute` is the stream that trains.
+    """Implements `DeviceCopies` for tensors of this process: `compute` is the stream that trains, unless another one is
+    made the `current` one.
 
     With `trains_here` it is the caller's thread that trains, and `hold` blocks it.
     """
@@ -61,6 +63,7 @@ class ThreadedDevice:
     def __init__(self, seed: int, trains_here: bool = False) -> None:
         self._trains_here = trains_here
         self.compute, self._copies = (Stream(random.Random(seed + number)) for number in range(2))
+        self.current = self.compute
         self.registered: list[int] = []
         self.records = False
 
@@ -73,12 +76,19 @@ class ThreadedDevice:
     def begin(self, pairs: Pairs, gathers: Sequence[Gather], at_once: Pairs = ()) -> "_Copying":
         for target, source in at_once:
             _copy(target, source)  # What is not a step is done by the caller, at once.
-        self._copies.wait_for(self.compute.record())
+        self._copies.wait_for(self.current.record())
         for gather in gathers:
             self._copies.queue(lambda gather=gather: _copy_gathered(gather))
         for target, source in pairs:
             self._copies.queue(lambda target=target, source=source: _copy(target, source))
-        return _Copying(None if self._trains_here else self.compute, self._copies.record())
+        return _Copying(None if self._trains_here else self, self._copies.record())
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        """What the caller queues within the block is that stream's."""
+        before, self.current = self.current, stream
+        yield
+        self.current = before
 
     def wait(self) -> None:
         _wait(self._copies.record())
@@ -99,14 +109,14 @@ class ThreadedDevice:
 
 
 class _Copying:
-    def __init__(self, compute: Stream | None, end_flag: threading.Event) -> None:
-        self._compute, self._ended = compute, end_flag
+    def __init__(self, device: ThreadedDevice | None, end_flag: threading.Event) -> None:
+        self._device, self._ended = device, end_flag
 
     def hold(self) -> None:
-        if self._compute is None:
+        if self._device is None:
             self.wait()
         else:
-            self._compute.wait_for(self._ended)
+            self._device.current.wait_for(self._ended)
 
     def wait(self) -> None:
         _wait(self._ended)

@@ -1,10 +1,11 @@
 """Saves whose copies run beside training: begun after the optimizer's step, ended before the next one.
 
 One save is under way at a time. A thread waits for its copies, then commits it. Invariants:
-1. Between the beginning of a save and the end of its copies, no optimizer steps, and nothing else is saved. A hook of
-   torch holds the device before the step. No hook is called when a CUDA graph with the step in it is replayed: where
-   that may be, because a step was recorded, an optimizer is capturable or no step was seen since the last save, the
-   copies have ended when the save returns.
+1. Between the beginning of a save and the end of its copies, no optimizer steps that changes a tensor of the state, and
+   nothing else is saved. A hook of torch holds the device before each such step, on the stream of the step. No hook is
+   called when a CUDA graph with the step in it is replayed: where that may be, because a step was recorded, an
+   optimizer is capturable or one of the state's was not seen to step since the last save, the copies have ended when
+   the save returns.
 2. A save is not committed if something else has changed a tensor while its copies ran, as far as torch counts changes
    (it does not count those by `tensor.data`).
 """
@@ -12,11 +13,14 @@ One save is under way at a time. A thread waits for its copies, then commits it.
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -61,14 +65,56 @@ class _Save:
     """The save that is under way."""
 
     copying: Copying
-    sources: Sequence[torch.Tensor]
-    versions: Sequence[int]
-    """How often each source had been changed when the copies were queued."""
-    is_sound: bool | None = None
-    """Had nothing changed them when the next step was held, or the copies had ended? None: neither has happened."""
+    unheld: dict[str, tuple[torch.Tensor, int]]
+    """The sources that no step may change yet, by name, and how often each had been changed when the copies were
+    queued."""
+    _has_ended: bool = False
+    _is_sound: bool = True
+    """Had nothing changed a source when a step that changes it was held, or when the copies had ended?"""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def is_unchanged(self) -> bool:
-        return _versions(self.sources) == self.versions
+    def release(self, names: Collection[str]) -> bool:
+        """Call it before a step that changes these sources. Returns whether copies may still run."""
+        with self._lock:
+            if not self._has_ended:
+                sources = [self.unheld.pop(name) for name in names if name in self.unheld]
+                self._is_sound &= _are_unchanged(sources)
+            return not self._has_ended
+
+    def end(self) -> bool:
+        """Call it when the copies have ended. Returns whether nothing but steps that were held had changed a source."""
+        with self._lock:
+            if not self._has_ended:  # Steps that come later are not held.
+                self._has_ended = True
+                self._is_sound &= _are_unchanged(self.unheld.values())
+            return self._is_sound
+
+
+@dataclass
+class _Plan:
+    """It holds for all states of one traversal."""
+
+    traversal: object
+    copies: CopyPlan
+    names_by_memory: Mapping[int, Sequence[str]]
+    """Of the tensors whose copies are queued."""
+    _names: WeakKeyDictionary[torch.optim.Optimizer, frozenset[str]] = field(default_factory=WeakKeyDictionary)
+
+    @classmethod
+    def of(cls, layout: Layout, state: Mapping[str, Any], tree: FlatState, device: torch.device) -> "_Plan":
+        copies = CopyPlan(layout, tree.tensors, stepped_names(state, tree, device), device)
+        names = defaultdict[int, list[str]](list)
+        for name in copies.later:
+            names[_memory(tree.tensors[name])].append(name)
+        return cls(tree.traversal, copies, names)
+
+    def names_of(self, optimizer: torch.optim.Optimizer) -> Collection[str]:
+        """Which of these tensors its steps change; none of an optimizer that shares nothing with the state."""
+        names = self._names.get(optimizer)
+        if names is None:
+            lists = (self.names_by_memory.get(memory, ()) for memory in _memories(optimizer))
+            names = self._names[optimizer] = frozenset(chain.from_iterable(lists))
+        return names
 
 
 class OverlappedSaves:
@@ -85,17 +131,17 @@ class OverlappedSaves:
         """How often it was not."""
         self._closes = threading.Event()
         self._save: _Save | None = None
-        """Until the next step is held."""
+        """Whose copies may still run."""
         self._commit: Future[float] | None = None
-        self._plan: tuple[object, CopyPlan] | None = None
-        self._has_stepped = False
-        """Has an optimizer stepped, as far as the hook knows, since the last save began?"""
+        self._plan: _Plan | None = None
+        self._stepped = WeakSet[torch.optim.Optimizer]()
+        """Those whose steps the hook has seen since the last save began."""
         self._runs_beside = True
         """Is each step that may come held by the hook, and does nothing else change parameters?"""
         self.is_kept = True
         """Was the last save committed, unless it is still under way?"""
         # Compiled code would call what it has traced of the hook, and in an order of its own.
-        before_step: Any = torch.compiler.disable(lambda *_: self._before_step())
+        before_step: Any = torch.compiler.disable(lambda optimizer, *_: self._before_step(optimizer))
         self._hook = register_optimizer_step_pre_hook(before_step)
 
     def begin(
@@ -112,31 +158,31 @@ class OverlappedSaves:
         """Queue the copies of the state into the slot (its number and bytes); `commit` is called in a thread when they
         have ended. `waits`: return only then. The save before must be finished."""
         assert self._commit is None, "the save before is finished"
-        if self._plan is None or self._plan[0] is not tree.traversal:
-            device = self._copies.device
-            plan = CopyPlan(layout, tree.tensors, stepped_names(state, tree, device), device)
-            self._plan = tree.traversal, plan
+        plan = self._plan
+        if plan is None or plan.traversal is not tree.traversal:
+            plan = self._plan = _Plan.of(layout, state, tree, self._copies.device)
         number, buffer = slot
         registration = self._registrations.get(number)
         if registration and not registration.result() and self._refusals < _MOST_REFUSALS:
             del self._registrations[number]  # As while a CUDA graph was captured: it is tried again.
-        began, plan = time.perf_counter(), self._plan[1]
-        sources = [tree.tensors[name] for name in plan.later]
-        versions = _versions(sources)
-        save = _Save(plan.begin(buffer, tree, json, self._copies), sources, versions)
-        runs_beside = self._has_stepped and self._runs_beside and not waits and not _is_capturable(state)
-        self._save, self._has_stepped, self.is_kept = save if runs_beside else None, False, True
+        began = time.perf_counter()
+        sources = {name: (tree.tensors[name], _version(tree.tensors[name])) for name in plan.copies.later}
+        save = _Save(plan.copies.begin(buffer, tree, json, self._copies), sources)
+        runs_beside = self._have_all_stepped(state) and self._runs_beside and not waits and not _is_capturable(state)
+        self._save, self.is_kept = save if runs_beside else None, True
+        self._stepped.clear()
         if not runs_beside:
             save.copying.wait()
-            save.is_sound = True
+            save.end()
         self._commit = self._thread.submit(self._finish, save, commit, number, buffer, began)
 
-    def hold(self) -> None:
-        """Called before an optimizer steps."""
-        if self._save is not None:
-            self._save.is_sound = self._save.is_unchanged()
+    def hold(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called before it steps."""
+        if self._save is None or self._plan is None:
+            return
+        names = self._plan.names_of(optimizer)
+        if names and self._save.release(names):
             self._save.copying.hold()
-            self._save = None
 
     def finish(self) -> float:
         """Wait until the save that is under way is committed. Returns the seconds that its copies took; 0: there is
@@ -154,23 +200,27 @@ class OverlappedSaves:
         self._registering_thread.shutdown(cancel_futures=True)
         self._copies.wait()
 
-    def _before_step(self) -> None:
+    def _have_all_stepped(self, state: Mapping[str, Any]) -> bool:
+        """Has the hook seen a step of each optimizer of the state, itself or within what wraps it?"""
+        seen = {id(optimizer.param_groups) for optimizer in self._stepped}
+        own = {id(optimizer.param_groups) for optimizer in _optimizers(state)}
+        return bool(own) and own <= seen
+
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The hook. What is recorded now is not done now: torch.cuda.graph has waited for the device."""
         if self._copies.is_recording():
             self._runs_beside = False
             if self._save is not None:  # Its copies have ended; what is recorded counts as a change, and is none.
-                self._save.is_sound, self._save = self._save.is_unchanged(), None
+                self._save.release(list(self._save.unheld))
         else:
-            self._has_stepped = True
-            self.hold()
+            self._stepped.add(optimizer)
+            self.hold(optimizer)
 
     def _finish(self, save: _Save, commit: Callable[[], None], slot: int, buffer: memoryview, began: float) -> float:
         """In the thread. Returns the seconds that the copies took."""
         save.copying.wait()
         seconds = time.perf_counter() - began
-        is_unchanged = save.is_unchanged()
-        # In this order: a step changes them, too, but is held before.
-        if not (is_unchanged if save.is_sound is None else save.is_sound):
+        if not save.end():
             self._runs_beside = self.is_kept = False
             print(f"everstep: {_CHANGED}", file=sys.stderr)
             return seconds
@@ -192,12 +242,8 @@ class OverlappedSaves:
 
 def stepped_names(state: Mapping[str, Any], tree: FlatState, device: torch.device) -> set[str]:
     """The names of the tensors on that device that only the steps of optimizers in the state change."""
-    memory = set[int]()
-    for optimizer in _optimizers(state):
-        memory |= {_memory(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        values = (value for own in optimizer.state.values() for value in own.values())
-        memory |= {_memory(value) for value in values if isinstance(value, torch.Tensor)}
-    return {name for name, tensor in tree.tensors.items() if tensor.device == device and _memory(tensor) in memory}
+    memories = set[int]().union(*map(_memories, _optimizers(state)))
+    return {name for name, tensor in tree.tensors.items() if tensor.device == device and _memory(tensor) in memories}
 
 
 def _optimizers(state: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
@@ -213,5 +259,21 @@ def _memory(tensor: torch.Tensor) -> int:
     return local_part(tensor).untyped_storage().data_ptr()
 
 
-def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+def _memories(optimizer: torch.optim.Optimizer) -> set[int]:
+    """The memory that its steps change, as far as it can be in a state: any optimizer of the process may be asked for
+    it, also one whose tensors have none of their own."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    values = (value for own in optimizer.state.values() if isinstance(own, Mapping) for value in own.values())
+    memories = set[int]()
+    for tensor in (value for value in chain(parameters, values) if isinstance(value, torch.Tensor)):
+        with suppress(RuntimeError):
+            memories.add(_memory(tensor))
+    return memories
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _are_unchanged(sources: Collection[tuple[torch.Tensor, int]]) -> bool:
+    return all(_version(tensor) == version for tensor, version in sources)
