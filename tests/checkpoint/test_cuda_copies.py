@@ -53,8 +53,12 @@ def test_copies_wait_for_training_and_training_waits_for_the_copies(stand: Stand
     copying.hold()
     copying.wait()
     assert slot[:14].tolist() == [*range(9), 1.0, 1.0, 3.0, 1.0, 1.0]
-    begun, ended = ["training records", "copies waits"], ["copies records", "training waits"]
+    begun = ["training records", "copies waits", "copies records"]
+    ended = ["copies records", "training records", "training waits", "training records"]
     assert stand.log == [*begun, *["copies uses"] * 3, *ended]
+    assert copying.copy_s() > 0
+    assert (copying.held_s() or 0) > 0
+    assert CudaCopies(torch.device("cpu")).mark().idle_s() > 0
 
 
 def test_no_copy_crosses_from_one_registered_part_of_a_slot_into_another(

@@ -524,3 +524,94 @@ def test_what_a_device_computes_after_its_collectives_were_aborted_is_not_kept(
     checkpointer.close()
     assert node.newest().iteration == 1
     device.end()
+
+
+class Clock:
+    """Of a device: work that is queued there takes as long as it says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_what_the_device_computes_before_the_copies_is_neither_a_stall_nor_copying(
+    node: Any, make_state: Callable[[int], dict[str, Any]]
+) -> None:
+    clock, state = Clock(), make_state(1)
+    device = ThreadedDevice(3, clock=clock, work=lambda: clock.advance(3.0))
+    node.begin(1)
+    checkpointer = Checkpointer(state, keeper=node.link(), copies=lambda _: device)
+    state["optimizer"].step()
+    device.compute.queue(lambda: clock.advance(10.0))
+    checkpointer.save(1, state, persist=True)
+    assert checkpointer.stall_s == 3.0, "the device waited for the copies, as the save did"
+    checkpointer.flush(1)
+    assert checkpointer.copy_s == 3.0
+    checkpointer.close()
+    device.end()
+
+
+def test_the_time_for_which_a_step_waits_for_copies_is_told_as_a_stall_with_a_later_save(
+    node: Any, make_state: Callable[[int], dict[str, Any]]
+) -> None:
+    clock, state, seconds = Clock(), make_state(1), iter([3.0])
+    device = ThreadedDevice(3, clock=clock, work=lambda: clock.advance(next(seconds, 0.0)))
+    node.begin(1)
+    checkpointer = Checkpointer(state, keeper=node.link(), copies=lambda _: device)
+    release = threading.Event()
+    device.copies.wait_for(release)
+    state["optimizer"].step()
+    checkpointer.save(1, state)
+    assert checkpointer.stall_s == 0.0
+    state["optimizer"].step()
+    assert device.holds[-1][0].wait(30.0), "the device has come to the step"
+    release.set()
+    device.wait_for_all()
+    checkpointer.save(2, state)
+    assert (checkpointer.stall_s, checkpointer.copy_s) == (3.0, 3.0)
+    device.wait_for_all()
+    checkpointer.save(3, state)
+    assert checkpointer.stall_s == 0.0, "told once"
+    checkpointer.close()
+    device.end()
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_wait_for_the_commit_of_the_save_before_is_a_stall_only_if_the_device_has_nothing_to_do(
+    is_busy: bool, node: Any, make_state: Callable[[int], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, state = Clock(), make_state(1)
+    device, marked, release = ThreadedDevice(3, clock=clock), threading.Event(), threading.Event()
+    node.begin(1)
+    checkpointer = Checkpointer(state, keeper=node.link(), copies=lambda _: device)
+    commit, mark = checkpointer._commit, device.mark
+
+    def commit_slowly(stage: Any) -> None:
+        assert marked.wait(30.0)
+        clock.advance(5.0)
+        commit(stage)
+
+    def note_mark() -> Any:
+        made = mark()
+        assert is_busy or made._reached.wait(30.0)
+        marked.set()
+        return made
+
+    monkeypatch.setattr(checkpointer, "_commit", commit_slowly)
+    state["optimizer"].step()
+    checkpointer.save(1, state)
+    state["optimizer"].step()
+    device.wait_for_all()
+    if is_busy:
+        device.compute.wait_for(release)  # The next forward pass.
+    monkeypatch.setattr(device, "mark", note_mark)
+    checkpointer.save(2, state)
+    assert checkpointer.stall_s == (0.0 if is_busy else 5.0)
+    release.set()
+    checkpointer.close()
+    device.end()

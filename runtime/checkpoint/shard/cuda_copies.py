@@ -89,6 +89,7 @@ class CudaCopies:
                 self._copy(target, source)
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.no_grad(), torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            begin_event = _record(self._stream)
             for target, source in pairs:  # First, as the device copies them while the others are prepared.
                 self._copy(target, source)
             for gather, buffer in zip(gathers, buffers, strict=True):
@@ -101,9 +102,13 @@ class CudaCopies:
                 *(source for gather in gathers for source in gather.sources),
             ]:
                 source.record_stream(self._stream)  # Its memory is not used again before the copy, even if it is freed.
-            end_event = torch.cuda.Event(blocking=True)  # Who waits for it sleeps, and does not use up a core.
-            end_event.record(self._stream)
-        return _CudaCopying(self.device, end_event)
+            end_event = _record(self._stream, blocking=True)  # Who waits for it sleeps, and does not use up a core.
+        return _CudaCopying(self.device, begin_event, end_event)
+
+    def mark(self) -> "_CudaMark":
+        """See the protocol."""
+        with torch.cuda.device(self.device):
+            return _CudaMark(torch.cuda.current_stream(self.device))
 
     def uploads(self) -> "_CudaUploads":
         """See the protocol."""
@@ -145,16 +150,51 @@ def _describe(code: int) -> str:
     return f"{_runtime().cudaGetErrorString(_runtime().cudaError(code))} ({code})"
 
 
+def _record(stream: torch.cuda.Stream, blocking: bool = False) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True, blocking=blocking)
+    event.record(stream)
+    return event
+
+
 class _CudaCopying:
-    def __init__(self, device: torch.device, end_event: torch.cuda.Event) -> None:
-        self._device, self._ended = device, end_event
+    def __init__(self, device: torch.device, begin_event: torch.cuda.Event, end_event: torch.cuda.Event) -> None:
+        self._device, self._began, self._ended = device, begin_event, end_event
+        self._holds: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        """Before and after each."""
 
     def hold(self) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._ended)
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.current_stream(self._device)
+            before = _record(stream)
+            stream.wait_event(self._ended)
+            self._holds.append((before, _record(stream)))
 
     def wait(self) -> None:
         with torch.cuda.device(self._device):
             self._ended.synchronize()
+
+    def copy_s(self) -> float:
+        with torch.cuda.device(self._device):
+            return self._began.elapsed_time(self._ended) / 1000
+
+    def held_s(self) -> float | None:
+        with torch.cuda.device(self._device):
+            if not all(after.query() for _, after in self._holds):
+                return None
+            return max((before.elapsed_time(after) / 1000 for before, after in self._holds), default=0.0)
+
+
+class _CudaMark:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream, self._reached = stream, _record(stream)
+
+    def idle_s(self) -> float:
+        with torch.cuda.device(self._stream.device):
+            if not self._reached.query():
+                return 0.0
+            now = _record(self._stream)
+            now.synchronize()  # At once, as nothing else is queued, or what is copied at once.
+            return self._reached.elapsed_time(now) / 1000
 
 
 class _Pinned(NamedTuple):

@@ -40,6 +40,25 @@ class Copying(Protocol):
         """Block until they have ended. Any thread may call it. Raises RuntimeError if one failed."""
         ...
 
+    def copy_s(self) -> float:
+        """Seconds that they took on the device, from the moment at which it was done with what had been queued before.
+        Call it after `wait`; those that were made at once do not count."""
+        ...
+
+    def held_s(self) -> float | None:
+        """The longest time that a `hold` kept the device waiting; 0 if none did. None: the device has not got so far,
+        ask later."""
+        ...
+
+
+class Mark(Protocol):
+    """A place in what the caller queues."""
+
+    def idle_s(self) -> float:
+        """How long the device has been without work since it was done with what had been queued before; 0: it still has
+        such work."""
+        ...
+
 
 class Piece(NamedTuple):
     """Bytes of a block that belong to a tensor on the device."""
@@ -98,6 +117,10 @@ class DeviceCopies(Protocol):
 
     def begin(self, pairs: Pairs, gathers: Sequence[Gather], at_once: Pairs = ()) -> Copying:
         """Queue the copies. Those `at_once` have ended before what the caller queues later."""
+        ...
+
+    def mark(self) -> Mark:
+        """The present place in what the caller queues."""
         ...
 
     def uploads(self) -> Uploads:

@@ -12,14 +12,13 @@ One save is under way at a time. A thread waits for its copies, then commits it.
 
 import sys
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -117,6 +116,16 @@ class _Plan:
         return names
 
 
+class Ended(NamedTuple):
+    """What is known when a save has ended. Seconds of the device."""
+
+    copy_s: float = 0.0
+    """How long its copies took; what had to be computed before does not count."""
+    held_s: float = 0.0
+    """How long steps waited for copies: of all saves of which it was not told before. The device tells it once it has
+    got there, which may be a save later."""
+
+
 class OverlappedSaves:
     """The saves of one state."""
 
@@ -132,6 +141,8 @@ class OverlappedSaves:
         self._closes = threading.Event()
         self._save: _Save | None = None
         """Whose copies may still run."""
+        self._holding: list[Copying] = []
+        """Those whose `held_s` was not told."""
         self._commit: Future[float] | None = None
         self._plan: _Plan | None = None
         self._stepped = WeakSet[torch.optim.Optimizer]()
@@ -165,16 +176,17 @@ class OverlappedSaves:
         registration = self._registrations.get(number)
         if registration and not registration.result() and self._refusals < _MOST_REFUSALS:
             del self._registrations[number]  # As while a CUDA graph was captured: it is tried again.
-        began = time.perf_counter()
         sources = {name: (tree.tensors[name], _version(tree.tensors[name])) for name in plan.copies.later}
         save = _Save(plan.copies.begin(buffer, tree, json, self._copies), sources)
         runs_beside = self._have_all_stepped(state) and self._runs_beside and not waits and not _is_capturable(state)
         self._save, self.is_kept = save if runs_beside else None, True
         self._stepped.clear()
-        if not runs_beside:
+        if runs_beside:
+            self._holding.append(save.copying)
+        else:
             save.copying.wait()
             save.end()
-        self._commit = self._thread.submit(self._finish, save, commit, number, buffer, began)
+        self._commit = self._thread.submit(self._finish, save, commit, number, buffer)
 
     def hold(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before it steps."""
@@ -184,11 +196,13 @@ class OverlappedSaves:
         if names and self._save.release(names):
             self._save.copying.hold()
 
-    def finish(self) -> float:
-        """Wait until the save that is under way is committed. Returns the seconds that its copies took; 0: there is
-        none. Raises what its copies or `commit` raised."""
+    def finish(self) -> Ended:
+        """Wait until the save that is under way is committed. Raises what its copies or `commit` raised."""
         commit, self._commit = self._commit, None
-        return commit.result() if commit is not None else 0.0
+        copy_s = commit.result() if commit is not None else 0.0
+        holds = [(copying, copying.held_s()) for copying in self._holding]
+        self._holding = [copying for copying, held_s in holds if held_s is None]
+        return Ended(copy_s, sum(held_s for _, held_s in holds if held_s is not None))
 
     def close(self) -> None:
         """Wait for the copies, also of a save whose beginning was interrupted: afterwards nothing writes a slot."""
@@ -216,19 +230,19 @@ class OverlappedSaves:
             self._stepped.add(optimizer)
             self.hold(optimizer)
 
-    def _finish(self, save: _Save, commit: Callable[[], None], slot: int, buffer: memoryview, began: float) -> float:
+    def _finish(self, save: _Save, commit: Callable[[], None], slot: int, buffer: memoryview) -> float:
         """In the thread. Returns the seconds that the copies took."""
         save.copying.wait()
-        seconds = time.perf_counter() - began
+        copy_s = save.copying.copy_s()
         if not save.end():
             self._runs_beside = self.is_kept = False
             print(f"everstep: {_CHANGED}", file=sys.stderr)
-            return seconds
+            return copy_s
         faults.point("checkpoint.before_commit")
         commit()
         if slot not in self._registrations:  # Beside the first iterations: the next save, in another slot, is not late.
             self._registrations[slot] = self._registering_thread.submit(self._register, buffer)
-        return seconds
+        return copy_s
 
     def _register(self, buffer: memoryview) -> bool:
         try:
