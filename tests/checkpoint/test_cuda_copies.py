@@ -13,7 +13,8 @@ from everstep.runtime.checkpoint.shard import cuda_copies, device_copies
 from everstep.runtime.checkpoint.shard.cuda_copies import CudaCopies
 from everstep.runtime.checkpoint.shard.device_copies import CopyPlan, Gather, Piece
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
-from everstep.runtime.checkpoint.state.flatten import flatten
+from everstep.runtime.checkpoint.state.flatten import FlatState, flatten
+from everstep.runtime.checkpoint.state.traversal import NamedTensors
 from everstep.runtime.checkpoint.worker import overlapped_saves
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from tests.checkpoint import test_cuda
@@ -259,6 +260,38 @@ def test_small_tensors_of_every_type_are_packed_as_bytes_which_cudas_kernel_know
     assert dtypes == {torch.uint8}
     for start, end, source in zip([0, *ends], ends, sources, strict=False):
         assert torch.equal(target[start:end], source.resolve_conj().contiguous().flatten().view(torch.uint8))
+
+
+class OnAnotherDevice(torch.Tensor):
+    """As far as it says."""
+
+    device = property(lambda _: torch.device("cuda", 0))  # pyright: ignore[reportAssignmentType]
+    is_cpu = property(lambda _: False)  # pyright: ignore[reportAssignmentType]
+
+    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor).clone()
+
+
+def test_tensors_of_a_second_device_cross_no_seam_either(stand: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_copies, "_REGISTERED_BYTES", 4096)
+    copy_many = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+
+    def copy_on_the_host(targets: list[torch.Tensor], sources: list[torch.Tensor], **more: Any) -> None:
+        assert not any(isinstance(source, OnAnotherDevice) for source in sources)
+        copy_many(targets, sources, **more)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copy_on_the_host)
+    plain = flatten({"here": torch.arange(3.0), "there": torch.arange(5000.0)})
+    text = json_bytes({"iteration": 1, "state": plain.json})
+    layout = plan_layout(plain.tensors, state_capacity(text), plain.parts())
+    tensors = {**plain.tensors, "there": plain.tensors["there"].as_subclass(OnAnotherDevice)}
+    tree = FlatState([NamedTensors(list(tensors), list(tensors.values()), list(tensors.values()))])
+    slot = memoryview(torch.zeros(layout.size, dtype=torch.uint8).numpy().data)
+    copies = CudaCopies(torch.device("cpu"))
+    copies.register(slot)
+    CopyPlan(layout, tensors, {"here"}, torch.device("cpu")).begin(slot, tree, text, copies).wait()
+    assert torch.equal(layout.tensors["there"].view(slot), torch.arange(5000.0))
+    assert layout.tensors["here"].view(slot).tolist() == [0.0, 1.0, 2.0]
 
 
 def test_a_block_with_small_and_large_pieces_goes_to_its_tensors(stand: StandIn) -> None:

@@ -139,7 +139,8 @@ class CopyPlan:
         now = [name for name in layout.tensors if name in tensors and name not in later]
         self._at_once = [name for name in now if tensors[name].device == device]
         self._is_waited_for = sum(layout.tensors[name].size for name in self._at_once) > AT_ONCE_BYTES
-        self._elsewhere = [name for name in now if tensors[name].device != device]
+        self._elsewhere = [name for name in now if tensors[name].device != device and tensors[name].is_cpu]
+        self._on_others = [name for name in now if tensors[name].device != device and not tensors[name].is_cpu]
         self.later = [name for name in layout.tensors if name in later]
         """Their copies are queued, in the shard's order."""
         self._gathers = _adjacent(layout, [name for name in self.later if layout.tensors[name].size < SMALL_BYTES])
@@ -153,6 +154,8 @@ class CopyPlan:
         copy_tensors(
             [places[name].view(buffer) for name in self._elsewhere], [tensors[name] for name in self._elsewhere]
         )
+        for name in self._on_others:  # Through memory that is in no slot: a copy of CUDA's may cross no seam of one.
+            copy_tensors([places[name].view(buffer)], [tensors[name].cpu()])
         gathers = [_gather(buffer, [(places[name], tensors[name]) for name in run]) for run in self._gathers]
         at_once, pairs = (
             [(places[name].view(buffer), tensors[name]) for name in names] for names in (self._at_once, self._large)
