@@ -262,6 +262,28 @@ def test_small_tensors_of_every_type_are_packed_as_bytes_which_cudas_kernel_know
         assert torch.equal(target[start:end], source.resolve_conj().contiguous().flatten().view(torch.uint8))
 
 
+def test_small_tensors_are_copied_one_by_one_where_a_full_device_has_no_room_to_pack_them(
+    stand: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_copies, "_REGISTERED_BYTES", 4096)
+    sources = [torch.arange(5.0), torch.arange(900.0).view(30, 30).T, torch.randn(3).to(torch.complex64).conj()]
+    ends = [*itertools.accumulate(source.nbytes for source in sources)]
+    slot = torch.zeros(2 * 4096, dtype=torch.uint8)
+    copies = CudaCopies(torch.device("cpu"))
+    copies.register(memoryview(slot.numpy().data))
+    target = slot[4000 : 4000 + ends[-1]]
+    stand.free_bytes = ends[-1] - 1
+    spans = note_spans(monkeypatch)
+    for _ in range(2):
+        target.zero_()
+        copies.begin([], [Gather(target, [0, *ends[:-1]], sources)]).wait()
+        for start, end, source in zip([0, *ends], ends, sources, strict=False):
+            assert torch.equal(target[start:end], source.resolve_conj().contiguous().flatten().view(torch.uint8))
+        stand.free_bytes = 1 << 30  # No more is tried, as torch gives up what it caches first.
+    assert len(spans) == 2 * (len(sources) + 1), "one crosses a seam"
+    assert all(is_in_one_part(span, stand) for span in spans)
+
+
 class OnAnotherDevice(torch.Tensor):
     """As far as it says."""
 

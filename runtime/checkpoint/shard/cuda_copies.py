@@ -48,6 +48,8 @@ class CudaCopies:
         self._seams: tuple[int, ...] = ()
         """Addresses at which one registered part of a slot meets the next, in order. Replaced, never changed: another
         slot may be registered while copies begin."""
+        self._packs = True
+        """Are small tensors packed on the device?"""
         weakref.finalize(self, _unregister, device, self._registered).atexit = False
 
     def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> None:
@@ -81,10 +83,10 @@ class CudaCopies:
             return torch.cuda.is_current_stream_capturing()
 
     def begin(self, pairs: Pairs, gathers: Sequence[Gather], at_once: Pairs = ()) -> "_CudaCopying":
-        """Raises RuntimeError (torch.OutOfMemoryError: no room to pack the small tensors)."""
+        """Raises RuntimeError (torch.OutOfMemoryError: no room for a tensor's copy that is contiguous, or resolved)."""
         with torch.no_grad(), torch.cuda.device(self.device):
-            with torch.cuda.stream(self._stream):  # Before any copy begins: after an error none may write the slot.
-                buffers = [torch.empty(len(gather.target), dtype=torch.uint8, device=self.device) for gather in gathers]
+            with torch.cuda.stream(self._stream):
+                buffers = [self._room_for(gather) for gather in gathers]
             for target, source in at_once:
                 self._copy(target, source)
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -93,6 +95,10 @@ class CudaCopies:
             for target, source in pairs:  # First, as the device copies them while the others are prepared.
                 self._copy(target, source)
             for gather, buffer in zip(gathers, buffers, strict=True):
+                if buffer is None:
+                    for target, source in zip(packed_views(gather.target, gather), gather.sources, strict=True):
+                        self._copy(target, as_bytes(source))
+                    continue
                 torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
                     packed_views(buffer, gather), list(map(as_bytes, gather.sources))
                 )
@@ -114,6 +120,16 @@ class CudaCopies:
         """See the protocol."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         return _CudaUploads(self._stream)
+
+    def _room_for(self, gather: Gather) -> torch.Tensor | None:
+        """Where the small tensors are packed; None if the device is full: they are then copied one by one. It is not
+        tried again, as torch gives up all memory that it caches before it says so."""
+        if self._packs:
+            try:
+                return torch.empty(len(gather.target), dtype=torch.uint8, device=self.device)
+            except torch.OutOfMemoryError:
+                self._packs = False
+        return None
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """On the present stream, in parts where a seam crosses the target.
