@@ -290,6 +290,18 @@ def test_a_step_that_comes_while_the_end_of_the_copies_is_noted_is_no_change_of_
         assert [iteration for _, iteration in run.committed] == [1]
 
 
+def test_the_cost_of_registering_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with training(0) as run:
+        for _ in range(4):
+            run.step()
+            run.save()
+        run.saves.finish()
+        for registration in run.saves._registrations.values():
+            registration.result()
+        assert len(run.device.registered) == 2
+        assert capsys.readouterr().err.count("registered 0.00 GB of shared memory with the device in 0.") == 1
+
+
 def test_a_slot_is_registered_beside_training_and_only_the_next_save_there_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

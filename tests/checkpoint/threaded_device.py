@@ -92,8 +92,9 @@ class ThreadedDevice:
     def is_recording(self) -> bool:
         return self.records
 
-    def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+    def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> bool:
         self.registered.append(len(memory))
+        return True
 
     def begin(self, pairs: Pairs, gathers: Sequence[Gather], at_once: Pairs = ()) -> "_Copying":
         for target, source in at_once:

@@ -52,25 +52,26 @@ class CudaCopies:
         """Are small tensors packed on the device?"""
         weakref.finalize(self, _unregister, device, self._registered).atexit = False
 
-    def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+    def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> bool:
         """Raises RuntimeError, as where the driver locks no more memory. CUDA keeps the error for this thread's next
         kernel, too: so call it in a thread that launches none."""
         flat = torch.frombuffer(memory, dtype=torch.uint8)
         if flat.data_ptr() in self._registered:
-            return
+            return False
         parts = {part.data_ptr(): part for part in flat.split(_REGISTERED_BYTES)}
         done = dict[int, torch.Tensor]()
         with torch.cuda.device(self.device):
             for address, part in parts.items():
                 if is_cancelled():  # A survivor has little time to leave a round.
                     _unregister(self.device, done)
-                    return
+                    return False
                 if code := int(_runtime().cudaHostRegister(address, len(part), 0)):
                     _unregister(self.device, done)
                     raise RuntimeError(f"cudaHostRegister of {len(flat) / 1e6:.1f} MB: {_describe(code)}")
                 done[address] = part
         self._registered |= done
         self._seams = tuple(sorted({*self._seams, *list(parts)[1:]}))
+        return True
 
     def wait(self) -> None:
         """See the protocol."""

@@ -101,10 +101,11 @@ class DeviceCopies(Protocol):
     """How many threads should call `Uploads.add`, whatever number torch's own work has: one reads a slot at a fraction
     of the bus's speed."""
 
-    def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+    def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> bool:
         """Prepare host memory for fast copies, unless it is prepared; takes some 0.2 s a GB. Copies into other memory
         are slower, and correct. Any thread may call it, while nothing is copied there. The memory stays mapped, and
-        prepared, as long as this object lives, unless it `is_cancelled` meanwhile. Raises RuntimeError."""
+        prepared, as long as this object lives, unless it `is_cancelled` meanwhile. Returns whether it was prepared now.
+        Raises RuntimeError."""
         ...
 
     def wait(self) -> None:

@@ -303,7 +303,7 @@ class Checkpointer:
         if self._segment.copies is None:
             self._segment.copies = self._make_copies(self._device)
         self._copies = self._segment.copies
-        self._overlapped = OverlappedSaves(self._copies) if self._copies and capacity else None
+        self._overlapped = OverlappedSaves(self._copies, not self._rank) if self._copies and capacity else None
         if capacity and self._rank == 0:
             size, slot = segment.slots * segment.capacity, segment.capacity
             copies = f"{segment.copies} slots ({segment.copies * slot / 1e6:.1f} MB) for copies of other nodes' parts"

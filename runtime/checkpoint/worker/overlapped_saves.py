@@ -12,6 +12,7 @@ One save is under way at a time. A thread waits for its copies, then commits it.
 
 import sys
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,8 +43,10 @@ NOT_KEPT = (
     "iteration {0} was not kept, as something changed the parameters before its copy had ended; call "
     "save({0}, state, persist=True) before you change them, which waits for it"
 )
-
-
+_REGISTERED = (
+    "everstep: registered {0:.2f} GB of shared memory with the device in {1:.2f} s, beside training; each of the other "
+    "slots takes as long"
+)
 _MOST_REFUSALS = 9
 """How often registering a slot is tried although it fails: a driver that always refuses would be asked in each save."""
 
@@ -129,8 +132,9 @@ class Ended(NamedTuple):
 class OverlappedSaves:
     """The saves of one state."""
 
-    def __init__(self, copies: DeviceCopies) -> None:
-        self._copies = copies
+    def __init__(self, copies: DeviceCopies, tells: bool = True) -> None:
+        """`tells`: say what registering the first slot cost."""
+        self._copies, self._tells = copies, tells
         self._thread = ThreadPoolExecutor(1, "everstep-commit")
         self._registering_thread = ThreadPoolExecutor(1, "everstep-register")
         self._registrations: dict[int, Future[bool]] = {}
@@ -245,12 +249,16 @@ class OverlappedSaves:
         return copy_s
 
     def _register(self, buffer: memoryview) -> bool:
+        began = time.perf_counter()
         try:
-            self._copies.register(buffer, self._closes.is_set)
+            is_new = self._copies.register(buffer, self._closes.is_set)
         except RuntimeError as error:
             self._refusals += 1
             print(f"everstep: saves take longer, as their memory is not pinned: {error}", file=sys.stderr)
             return False
+        if is_new and self._tells:
+            self._tells = False
+            print(_REGISTERED.format(len(buffer) / 1e9, time.perf_counter() - began), file=sys.stderr)
         return True
 
 
