@@ -120,7 +120,7 @@ def test_what_the_forward_pass_changes_crosses_no_seam_either(
     copies = CudaCopies(torch.device("cpu"))
     copies.register(slot)
     spans = note_spans(monkeypatch)
-    CopyPlan(layout, tree.tensors, set(), torch.device("cpu")).begin(slot, tree, text, copies).wait()
+    CopyPlan(layout, tree.tensors, set(), torch.device("cpu")).begin(slot, tree, text, copies, 1).wait()
     assert torch.equal(layout.tensors["averages"].view(slot), torch.arange(5000.0))
     assert len(spans) > 4
     assert all(is_in_one_part(span, stand) for span in spans)
@@ -311,7 +311,7 @@ def test_tensors_of_a_second_device_cross_no_seam_either(stand: StandIn, monkeyp
     slot = memoryview(torch.zeros(layout.size, dtype=torch.uint8).numpy().data)
     copies = CudaCopies(torch.device("cpu"))
     copies.register(slot)
-    CopyPlan(layout, tensors, {"here"}, torch.device("cpu")).begin(slot, tree, text, copies).wait()
+    CopyPlan(layout, tensors, {"here"}, torch.device("cpu")).begin(slot, tree, text, copies, 1).wait()
     assert torch.equal(layout.tensors["there"].view(slot), torch.arange(5000.0))
     assert layout.tensors["here"].view(slot).tolist() == [0.0, 1.0, 2.0]
 

@@ -90,6 +90,7 @@ class Training:
             tree,
             json_bytes({}),
             lambda: self._commit(slot, iteration),
+            iteration=iteration,
         )
 
     def _commit(self, slot: int, iteration: int) -> None:
@@ -443,7 +444,7 @@ def test_small_tensors_side_by_side_are_gathered_and_what_the_forward_pass_chang
         run.state["seen"].fill_(9)
         recorder = Recorder(1)
         plan = CopyPlan(run.layout, tree.tensors, later, device.device)
-        plan.begin(run.slots[0], tree, json_bytes({}), recorder).wait()
+        plan.begin(run.slots[0], tree, json_bytes({}), recorder, 1).wait()
         recorder.end()
         assert run.layout.tensors["seen"].view(run.slots[0]).tolist() == [9.0] * 4
         *waited_for, (pairs, gathered, at_once) = calls

@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from everstep.runtime import faults
 from everstep.runtime.checkpoint.shard.copy_to_slot import copy_tensors
 from everstep.runtime.checkpoint.shard.layout import SMALL_BYTES, Layout, TensorInfo
 from everstep.runtime.checkpoint.state.flatten import FlatState
@@ -148,9 +149,10 @@ class CopyPlan:
         names_gathered = {name for run in self._gathers for name in run}
         self._large = [name for name in self.later if name not in names_gathered]
 
-    def begin(self, buffer: memoryview, tree: FlatState, json: bytes, copies: DeviceCopies) -> Copying:
+    def begin(self, buffer: memoryview, tree: FlatState, json: bytes, copies: DeviceCopies, iteration: int) -> Copying:
         """Write head and JSON part, copy what changes at any time, and queue the other copies."""
         places, tensors = self._layout.tensors, tree.tensors
+        faults.point("checkpoint.before_copy", iteration=iteration)
         self._layout.write_state(buffer, json)
         copy_tensors(
             [places[name].view(buffer) for name in self._elsewhere], [tensors[name] for name in self._elsewhere]
@@ -164,7 +166,9 @@ class CopyPlan:
         if self._is_waited_for:
             copies.begin([], [], at_once).wait()
             at_once = []
-        return copies.begin(pairs, gathers, at_once)
+        copying = copies.begin(pairs, gathers, at_once)
+        faults.point("checkpoint.mid_copy", iteration=iteration)
+        return copying
 
 
 def packed_views(buffer: torch.Tensor, gather: Gather) -> list[torch.Tensor]:

@@ -339,7 +339,8 @@ class Checkpointer:
         if self._overlapped is not None:
             place = slot, buffer
             commit = partial(self._commit, stage)
-            self._overlapped.begin(self._stager.layout, place, state, tree, text, commit, waits=persist)
+            layout = self._stager.layout
+            self._overlapped.begin(layout, place, state, tree, text, commit, iteration=iteration, waits=persist)
         else:
             began = time.perf_counter()
             self._stager.stage(slot, buffer, tree, text, iteration)
@@ -347,9 +348,9 @@ class Checkpointer:
             if self._on_device:
                 self._require_sound()
             self._link.tell(stage)
+            faults.point("checkpoint.after_commit", iteration=iteration)
         self.staged_bytes = stage.size
         self._populate()
-        faults.point("checkpoint.after_commit", iteration=iteration)
 
     def _finish_overlapped(self) -> None:
         if self._overlapped is not None:

@@ -168,6 +168,7 @@ class OverlappedSaves:
         json: bytes,
         commit: Callable[[], None],
         *,
+        iteration: int,
         waits: bool = False,
     ) -> None:
         """Queue the copies of the state into the slot (its number and bytes); `commit` is called in a thread when they
@@ -181,7 +182,7 @@ class OverlappedSaves:
         if registration and not registration.result() and self._refusals < _MOST_REFUSALS:
             del self._registrations[number]  # As while a CUDA graph was captured: it is tried again.
         sources = {name: (tree.tensors[name], _version(tree.tensors[name])) for name in plan.copies.later}
-        save = _Save(plan.copies.begin(buffer, tree, json, self._copies), sources)
+        save = _Save(plan.copies.begin(buffer, tree, json, self._copies, iteration), sources)
         runs_beside = self._have_all_stepped(state) and self._runs_beside and not waits and not _is_capturable(state)
         self._save, self.is_kept = save if runs_beside else None, True
         self._stepped.clear()
@@ -190,7 +191,7 @@ class OverlappedSaves:
         else:
             save.copying.wait()
             save.end()
-        self._commit = self._thread.submit(self._finish, save, commit, number, buffer)
+        self._commit = self._thread.submit(self._finish, save, commit, number, buffer, iteration)
 
     def hold(self, optimizer: torch.optim.Optimizer) -> None:
         """Called before it steps."""
@@ -234,16 +235,18 @@ class OverlappedSaves:
             self._stepped.add(optimizer)
             self.hold(optimizer)
 
-    def _finish(self, save: _Save, commit: Callable[[], None], slot: int, buffer: memoryview) -> float:
+    def _finish(self, save: _Save, commit: Callable[[], None], slot: int, buffer: memoryview, iteration: int) -> float:
         """In the thread. Returns the seconds that the copies took."""
         save.copying.wait()
+        faults.point("checkpoint.after_copy", iteration=iteration)
         copy_s = save.copying.copy_s()
         if not save.end():
             self._runs_beside = self.is_kept = False
             print(f"everstep: {_CHANGED}", file=sys.stderr)
             return copy_s
-        faults.point("checkpoint.before_commit")
+        faults.point("checkpoint.before_commit", iteration=iteration)
         commit()
+        faults.point("checkpoint.after_commit", iteration=iteration)
         if slot not in self._registrations:  # Beside the first iterations: the next save, in another slot, is not late.
             self._registrations[slot] = self._registering_thread.submit(self._register, buffer)
         return copy_s
