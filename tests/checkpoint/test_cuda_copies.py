@@ -173,6 +173,17 @@ def test_a_registered_slot_is_not_registered_again_and_no_longer_when_nothing_co
     assert stand.log == ["copies ends", "unregistered"]
 
 
+def test_a_forked_process_leaves_the_slots_that_it_inherits_registered(
+    stand: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies, slot = CudaCopies(torch.device("cpu")), bytearray(4096)
+    copies.register(memoryview(slot))
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # As there.
+    del copies
+    assert list(stand.registered.values()) == [4096]
+    stand.registered.clear()
+
+
 def test_slots_of_a_state_that_has_changed_its_layout_are_registered_no_more(
     stand: StandIn, node: Any, make_state: Callable[[int], dict[str, Any]]
 ) -> None:

@@ -11,6 +11,11 @@ the slot, as that takes longer than the copy: its blocks go through a few pinned
 A new thread's current device is the first one, and most calls of the runtime make a context on the current device: some
 hundred MB of it for each rank. So every thread selects its own device before any such call, and returns to a device
 without a context only in name, as `torch.cuda.device` does.
+
+A process that is forked while slots are registered, as a DataLoader's are, must call nothing of CUDA (PyTorch,
+"Multiprocessing best practices"), so it unregisters nothing. It does not disturb the parent: slots are shared mappings,
+whose pages are not copied on a write after a fork (mmap(2), MAP_SHARED), so the device and the parent go on with the
+same ones.
 """
 
 import os
@@ -50,7 +55,7 @@ class CudaCopies:
         slot may be registered while copies begin."""
         self._packs = True
         """Are small tensors packed on the device?"""
-        weakref.finalize(self, _unregister, device, self._registered).atexit = False
+        weakref.finalize(self, _unregister_at_end, device, self._registered, os.getpid()).atexit = False
 
     def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> bool:
         """Raises RuntimeError, as where the driver locks no more memory. CUDA keeps the error for this thread's next
@@ -146,6 +151,12 @@ class CudaCopies:
         flat_target, flat_source = (some.reshape(-1).view(torch.uint8) for some in (target, source))
         for part in map(slice, [0, *cuts], [*cuts, None]):
             flat_target[part].copy_(flat_source[part], non_blocking=True)
+
+
+def _unregister_at_end(device: torch.device, registered: dict[int, torch.Tensor], pid: int) -> None:
+    """Not in a process that was forked."""
+    if os.getpid() == pid:
+        _unregister(device, registered)
 
 
 def _unregister(device: torch.device, registered: dict[int, torch.Tensor]) -> None:
