@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -31,6 +32,8 @@ ITERATION_S = 1.0
 PINS = True
 """dcp.async_save is measured with pinned staging."""
 REPEATS = 7
+FIRST_SAVES = 3
+"""As many as there are slots: each of ours is registered after its first save."""
 PINNED_BYTES = 2 << 30
 """A pinned copy of more goes through so much memory several times: pinning takes far longer than copying."""
 CONTEXT_S = 2.0
@@ -189,17 +192,19 @@ def measure_overlap(options: argparse.Namespace) -> tuple[str, bool]:
     plain = iteration_s(iterate)
     say(f"iterations of {plain:.3f} s")
     with node(state, options.folder) as (_, checkpointer):
-        numbers = iter(range(1, 1000))
+        numbers, stalls = iter(range(1, 1000)), list[float]()
 
         def iterate_and_save() -> None:
             iterate()
             checkpointer.save(next(numbers), state)
+            stalls.append(checkpointer.stall_s)
 
         for _ in range(3):
             iterate_and_save()
         wait_for_registrations(checkpointer)
+        stalls.clear()
         saving = iteration_s(iterate_and_save)
-        say(f"iterations of {saving:.3f} s with a save in each")
+        say(f"iterations of {saving:.3f} s with a save in each; told as its stall: {statistics.median(stalls):.3f} s")
         checkpointer.close()
     cost = saving / plain - 1
     size = state_bytes(state) / 1e9
@@ -207,31 +212,85 @@ def measure_overlap(options: argparse.Namespace) -> tuple[str, bool]:
 
 
 def measure_peers(options: argparse.Namespace) -> tuple[str, bool]:
-    """How long torch.save and dcp.async_save stop training for the same state."""
+    """How long a save of the same state by each stops a training that has nothing queued.
+
+    Left out are the first saves of each, which allocate, pin or register memory, and what comes after the stop: our
+    copies, for which the next step waits (see `measure_overlap`), and dcp.async_save's file. torch.save writes its file
+    meanwhile, and DLRover keeps the state in memory alone."""
+    state = state_of(min(2.0, fitting_gib(options)))
+    plain = {"model": state["model"].state_dict(), "optimizer": state["optimizer"].state_dict()}
+    with node(state, options.folder) as (_, checkpointer):
+        numbers = iter(range(1, 1000))
+
+        def end_ours() -> None:
+            wait_for_registrations(checkpointer)
+            state["optimizer"].step()
+
+        ours = stop_s(lambda: checkpointer.save(next(numbers), state), end_ours)
+        checkpointer.close()
+    with tempfile.TemporaryDirectory(dir=options.folder) as name:
+        torch_save = stop_s(lambda: torch.save(plain, Path(name) / "state.pt"))
+        dcp = _dcp_stop_s(plain, Path(name))
+        dlrover = _dlrover_stop(plain, Path(name))
+    return (
+        f"{state_bytes(state) / 1e9:.1f} GB, the first {FIRST_SAVES} saves left out: Everstep {ours:.3f} s before its "
+        f"copies; torch.save {torch_save:.2f} s; dcp.async_save {dcp:.2f} s before its file; DLRover {dlrover}"
+    ), True
+
+
+def stop_s(save: Callable[[], object], end: Callable[[], object] = lambda: None) -> float:
+    """The median of the seconds until `save` returns, without the first ones. `end` waits for what it began."""
+    seconds = []
+    for _ in range(FIRST_SAVES + 3):
+        torch.cuda.synchronize()
+        seconds.append(_timed(save))
+        end()
+    return statistics.median(seconds[FIRST_SAVES:])
+
+
+def _dcp_stop_s(plain: dict[str, Any], folder: Path) -> float:
+    """Into memory that is pinned once."""
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
     from torch.distributed.checkpoint.state_dict_saver import async_save
 
-    state = state_of(min(2.0, fitting_gib(options)))
-    plain = {"model": state["model"].state_dict(), "optimizer": state["optimizer"].state_dict()}
-    with tempfile.TemporaryDirectory(dir=options.folder) as name:
-        torch_save_s = median_s(lambda: torch.save(plain, Path(name) / "state.pt"), 2)
-        stops = []
-        for number in range(3):
-            stager = DefaultStager(StagingOptions(PINS, False, False, PINS))  # torch 2.11 closes it after the save.
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            path = str(Path(name) / f"dcp-{number}")
-            future: Any = async_save({"model": plain["model"]}, checkpoint_id=path, async_stager=stager, no_dist=True)
-            stops.append(time.perf_counter() - began)
-            future.result()
-            stager.close()
-    model, size = sum(tensor.nbytes for tensor in plain["model"].values()) / 1e9, state_bytes(state) / 1e9
-    pinned = f"dcp.async_save of the model ({model:.1f} GB) into memory that it pins {min(stops):.2f} s"
-    return f"{size:.1f} GB: torch.save {torch_save_s:.2f} s; {pinned}; DLRover: not installed", True
+    class KeptStager(DefaultStager):
+        def close(self) -> None:
+            """torch 2.11 calls it after each save, and pins anew in the next."""
+
+    stager, saves = KeptStager(StagingOptions(PINS, False, False, PINS)), list[Any]()
+
+    def save() -> None:
+        saves.append(async_save(plain, checkpoint_id=str(folder / "dcp"), async_stager=stager, no_dist=True))
+
+    def end() -> None:
+        saves.pop().result()
+        shutil.rmtree(folder / "dcp")
+
+    return stop_s(save, end)
+
+
+def _dlrover_stop(plain: dict[str, Any], folder: Path) -> str:
+    """Of its flash checkpoint in memory, by its documentation (docs/blogs/flash_checkpoint.md); never run."""
+    try:
+        from dlrover.trainer.torch.flash_checkpoint.ddp import (  # pyright: ignore[reportMissingImports]
+            DdpCheckpointer,
+            StorageType,
+        )
+    except ImportError:
+        return "not installed"
+    store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    checkpointer, numbers = DdpCheckpointer(f"{folder / 'dlrover'}"), iter(range(1, 1000))
+
+    def save() -> None:
+        checkpointer.save_checkpoint(next(numbers), dict(plain), storage_type=StorageType.MEMORY)
+
+    return f"{stop_s(save):.2f} s"
 
 
 def measure_restore(options: argparse.Namespace) -> tuple[str, bool]:
-    """The first restore of a new process's checkpointer, beside one pinned copy."""
+    """The first restore of a new process's checkpointer, beside one pinned copy. Left out, and told, are what passes
+    before it: the agent's check of the digests, and the seconds in which the shard's pages are mapped."""
     state = state_of(fitting_gib(options))
     size = state_bytes(state)
     with node(state, options.folder) as (place, checkpointer):
@@ -254,6 +313,8 @@ def measure_restore(options: argparse.Namespace) -> tuple[str, bool]:
         again.close()
     theirs = pinned_s(size, to_device=True)
     outcome = (
-        f"{ours / theirs:.2f} x ({ours:.2f} s, {size / 1e9:.1f} GB; the agent's check before took {checked:.2f} s)"
+        f"{ours / theirs:.2f} x ({ours:.2f} s, {size / 1e9:.1f} GB; left out: the agent's check before took "
+        f"{checked:.2f} s, with it {(ours + checked) / theirs:.2f} x; pages are mapped in {CONTEXT_S:g} s, as while a "
+        "process starts)"
     )
     return outcome, restored == 1 and ours <= 1.2 * theirs

@@ -137,9 +137,8 @@ class Checkpointer(worker.Checkpointer):
         self._session.end_rehearsal()
         if self._session.loop is not None:
             self._session.loop.on_save(iteration)
-        began = time.perf_counter()
         super().save(iteration, state, persist)
-        in_worker.note_staging(time.perf_counter() - began)
+        in_worker.note_staging(self.stall_s)
         if self._session.loop is not None:
             self._session.loop.on_saved()
 

@@ -121,7 +121,7 @@ def view(
         missing.append("A curve is missing: iterations were reported without loss or without tokens.")
     if span is None:
         missing.append("No ledger: the job's beginning and end are unknown.")
-    stalls = [point.stall_s for point in history.points if point.stall_s > 0]
+    stalls = [point.stall_s for point in history.points if point.stall_s > 0 or point.staged_bytes]
     return JobView(
         name, history, span, tuple(charts_drawn), timeline(history, span) if span and draws else None,
         tuple(_faults(history, span, logs, stacks)), tuple(_checkpoints(history)), len(stalls),

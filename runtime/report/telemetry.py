@@ -24,7 +24,8 @@ class Point:
     seconds: float = 0.0
     """From the previous iteration (or the start of the workers' loop) to its end, including the stall."""
     stall_s: float = 0.0
-    """Seconds of these that were spent waiting for the checkpoint."""
+    """Seconds of these in which nothing was computed because of checkpoints: the device's, where copies run beside it,
+    so some are of the saves before."""
     evaluation_s: float = 0.0
     """Seconds of these that were spent evaluating, if the script says so."""
     staged_bytes: float = 0.0

@@ -162,6 +162,10 @@ class Event:
     def synchronize(self) -> None:
         self._stand.use()
 
+    def query(self) -> bool:
+        self._stand.use()
+        return True
+
     def elapsed_time(self, end_event: "Event") -> float:
         assert self._timing
         assert end_event._timing

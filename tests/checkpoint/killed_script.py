@@ -1,8 +1,9 @@
 """Ranks that train and save without an end, to be killed at any moment: `killed_script.py JSON`.
 
-Told are kind (ddp or fsdp), agents (a socket's path for each rank) and log. The ranks are forks of this process, which
-writes their pids to a file; one that dies takes the others along. Each writes into its log the iteration that it
-loaded, or 0, and a digest of its part of the state then; later those of each save.
+Told are kind (ddp, fsdp, or beside: ddp whose copies run beside training, on a device of threads), agents (a socket's
+path for each rank) and log. The ranks are forks of this process, which writes their pids to a file; one that dies takes
+the others along. Each writes into its log the iteration that it loaded, or 0, and a digest of its part of the state
+then; later those of each save.
 """
 
 import ctypes
@@ -23,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from everstep.runtime.checkpoint.state.flatten import flatten
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.runtime.protocol.worker_link import Link
+from tests.checkpoint.threaded_device import ThreadedDevice
 
 PR_SET_PDEATHSIG = 1
 
@@ -46,7 +48,8 @@ def work(rank: int, instructions: dict[str, Any]) -> None:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     state = {"model": model, "optimizer": optimizer, "iteration": 0}
-    checkpointer = Checkpointer(state, keeper=Link.from_environment(), rank=rank)
+    device = ThreadedDevice(rank, trains_here=True) if instructions["kind"] == "beside" else None
+    checkpointer = Checkpointer(state, keeper=Link.from_environment(), rank=rank, copies=lambda _: device)
     iteration = checkpointer.load(state)
     with open(f"{instructions['log']}-{rank}", "a", buffering=1) as log:
         log.write(f"loaded {iteration} {digest(state)}\n")

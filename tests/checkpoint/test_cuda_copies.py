@@ -13,7 +13,8 @@ from everstep.runtime.checkpoint.shard import cuda_copies, device_copies
 from everstep.runtime.checkpoint.shard.cuda_copies import CudaCopies
 from everstep.runtime.checkpoint.shard.device_copies import CopyPlan, Gather, Piece
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
-from everstep.runtime.checkpoint.state.flatten import flatten
+from everstep.runtime.checkpoint.state.flatten import FlatState, flatten
+from everstep.runtime.checkpoint.state.traversal import NamedTensors
 from everstep.runtime.checkpoint.worker import overlapped_saves
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from tests.checkpoint import test_cuda
@@ -53,8 +54,12 @@ def test_copies_wait_for_training_and_training_waits_for_the_copies(stand: Stand
     copying.hold()
     copying.wait()
     assert slot[:14].tolist() == [*range(9), 1.0, 1.0, 3.0, 1.0, 1.0]
-    begun, ended = ["training records", "copies waits"], ["copies records", "training waits"]
+    begun = ["training records", "copies waits", "copies records"]
+    ended = ["copies records", "training records", "training waits", "training records"]
     assert stand.log == [*begun, *["copies uses"] * 3, *ended]
+    assert copying.copy_s() > 0
+    assert (copying.held_s() or 0) > 0
+    assert CudaCopies(torch.device("cpu")).mark().idle_s() > 0
 
 
 def test_no_copy_crosses_from_one_registered_part_of_a_slot_into_another(
@@ -115,7 +120,7 @@ def test_what_the_forward_pass_changes_crosses_no_seam_either(
     copies = CudaCopies(torch.device("cpu"))
     copies.register(slot)
     spans = note_spans(monkeypatch)
-    CopyPlan(layout, tree.tensors, set(), torch.device("cpu")).begin(slot, tree, text, copies).wait()
+    CopyPlan(layout, tree.tensors, set(), torch.device("cpu")).begin(slot, tree, text, copies, 1).wait()
     assert torch.equal(layout.tensors["averages"].view(slot), torch.arange(5000.0))
     assert len(spans) > 4
     assert all(is_in_one_part(span, stand) for span in spans)
@@ -166,6 +171,17 @@ def test_a_registered_slot_is_not_registered_again_and_no_longer_when_nothing_co
     assert stand.log == ["copies ends"]
     del copies
     assert stand.log == ["copies ends", "unregistered"]
+
+
+def test_a_forked_process_leaves_the_slots_that_it_inherits_registered(
+    stand: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies, slot = CudaCopies(torch.device("cpu")), bytearray(4096)
+    copies.register(memoryview(slot))
+    monkeypatch.setattr(os, "getpid", lambda: 1)  # As there.
+    del copies
+    assert list(stand.registered.values()) == [4096]
+    stand.registered.clear()
 
 
 def test_slots_of_a_state_that_has_changed_its_layout_are_registered_no_more(
@@ -255,6 +271,60 @@ def test_small_tensors_of_every_type_are_packed_as_bytes_which_cudas_kernel_know
     assert dtypes == {torch.uint8}
     for start, end, source in zip([0, *ends], ends, sources, strict=False):
         assert torch.equal(target[start:end], source.resolve_conj().contiguous().flatten().view(torch.uint8))
+
+
+def test_small_tensors_are_copied_one_by_one_where_a_full_device_has_no_room_to_pack_them(
+    stand: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_copies, "_REGISTERED_BYTES", 4096)
+    sources = [torch.arange(5.0), torch.arange(900.0).view(30, 30).T, torch.randn(3).to(torch.complex64).conj()]
+    ends = [*itertools.accumulate(source.nbytes for source in sources)]
+    slot = torch.zeros(2 * 4096, dtype=torch.uint8)
+    copies = CudaCopies(torch.device("cpu"))
+    copies.register(memoryview(slot.numpy().data))
+    target = slot[4000 : 4000 + ends[-1]]
+    stand.free_bytes = ends[-1] - 1
+    spans = note_spans(monkeypatch)
+    for _ in range(2):
+        target.zero_()
+        copies.begin([], [Gather(target, [0, *ends[:-1]], sources)]).wait()
+        for start, end, source in zip([0, *ends], ends, sources, strict=False):
+            assert torch.equal(target[start:end], source.resolve_conj().contiguous().flatten().view(torch.uint8))
+        stand.free_bytes = 1 << 30  # No more is tried, as torch gives up what it caches first.
+    assert len(spans) == 2 * (len(sources) + 1), "one crosses a seam"
+    assert all(is_in_one_part(span, stand) for span in spans)
+
+
+class OnAnotherDevice(torch.Tensor):
+    """As far as it says."""
+
+    device = property(lambda _: torch.device("cuda", 0))  # pyright: ignore[reportAssignmentType]
+    is_cpu = property(lambda _: False)  # pyright: ignore[reportAssignmentType]
+
+    def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor).clone()
+
+
+def test_tensors_of_a_second_device_cross_no_seam_either(stand: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_copies, "_REGISTERED_BYTES", 4096)
+    copy_many = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
+
+    def copy_on_the_host(targets: list[torch.Tensor], sources: list[torch.Tensor], **more: Any) -> None:
+        assert not any(isinstance(source, OnAnotherDevice) for source in sources)
+        copy_many(targets, sources, **more)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", copy_on_the_host)
+    plain = flatten({"here": torch.arange(3.0), "there": torch.arange(5000.0)})
+    text = json_bytes({"iteration": 1, "state": plain.json})
+    layout = plan_layout(plain.tensors, state_capacity(text), plain.parts())
+    tensors = {**plain.tensors, "there": plain.tensors["there"].as_subclass(OnAnotherDevice)}
+    tree = FlatState([NamedTensors(list(tensors), list(tensors.values()), list(tensors.values()))])
+    slot = memoryview(torch.zeros(layout.size, dtype=torch.uint8).numpy().data)
+    copies = CudaCopies(torch.device("cpu"))
+    copies.register(slot)
+    CopyPlan(layout, tensors, {"here"}, torch.device("cpu")).begin(slot, tree, text, copies, 1).wait()
+    assert torch.equal(layout.tensors["there"].view(slot), torch.arange(5000.0))
+    assert layout.tensors["here"].view(slot).tolist() == [0.0, 1.0, 2.0]
 
 
 def test_a_block_with_small_and_large_pieces_goes_to_its_tensors(stand: StandIn) -> None:

@@ -1,9 +1,11 @@
 """Copies that run beside training, on a device of threads: each shard is of one moment, whenever it is looked at."""
 
+import random
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -16,10 +18,11 @@ from everstep.runtime.checkpoint.shard import device_copies
 from everstep.runtime.checkpoint.shard.device_copies import CopyPlan
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.state.flatten import flatten
+from everstep.runtime.checkpoint.worker import overlapped_saves
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
-from everstep.runtime.checkpoint.worker.overlapped_saves import OverlappedSaves, _Save, stepped_names
+from everstep.runtime.checkpoint.worker.overlapped_saves import OverlappedSaves, _memory, _Plan, _Save, stepped_names
 from everstep.session import RoundOver
-from tests.checkpoint.threaded_device import ThreadedDevice
+from tests.checkpoint.threaded_device import Stream, ThreadedDevice
 
 SIZES = (3, 5, 20_000, 7, 1, 40_000, 2)
 """Elements of the parameters: small ones side by side, and large ones."""
@@ -36,7 +39,7 @@ class Optimizer(torch.optim.Optimizer):
         self.steps += 1
         for group in self.param_groups:
             for parameter in group["params"]:
-                self._device.compute.queue(lambda parameter=parameter, value=self.steps: parameter.data.fill_(value))
+                self._device.current.queue(lambda parameter=parameter, value=self.steps: parameter.data.fill_(value))
 
 
 class Training:
@@ -87,6 +90,7 @@ class Training:
             tree,
             json_bytes({}),
             lambda: self._commit(slot, iteration),
+            iteration=iteration,
         )
 
     def _commit(self, slot: int, iteration: int) -> None:
@@ -105,10 +109,31 @@ class Training:
                 self.torn.append(f"{name} of iteration {iteration} has {values}")
 
 
+class TwoOptimizers(Training):
+    """Its second optimizer steps as the first one, on a stream of its own, or in a CUDA graph."""
+
+    def __init__(self, device: ThreadedDevice) -> None:
+        super().__init__(device)
+        self.optimizer, self.second = (Optimizer(half, device) for half in (self.parameters[:3], self.parameters[3:]))
+        self.state |= {"optimizer": self.optimizer, "second": self.second}
+        self.way, self.other = "alike", Stream(random.Random(9))
+
+    def step(self) -> None:
+        super().step()
+        if self.way == "in a graph":
+            Optimizer.step.__wrapped__(self.second)  # pyright: ignore[reportFunctionMemberAccess]
+        elif self.way == "on another stream":
+            with self.device.on(self.other):
+                self.second.step()
+            self.device.compute.wait_for(self.other.record())
+        else:
+            self.second.step()
+
+
 @contextmanager
-def training(seed: int) -> Iterator[Training]:
+def training(seed: int, kind: type[Training] = Training) -> Iterator[Any]:
     device = ThreadedDevice(seed)
-    run = Training(device)
+    run = kind(device)
     try:
         yield run
     finally:
@@ -161,6 +186,121 @@ def test_copies_end_before_a_save_returns_where_the_next_step_may_be_in_an_earli
                 assert run.saves._save is None, "no hook will hold it"
         run.saves.finish()
         assert run.torn == []
+
+
+@pytest.mark.parametrize("way", ["alike", "on another stream", "in a graph"])
+def test_every_optimizer_of_the_state_is_held_or_the_copies_end_before_the_save_returns(way: str) -> None:
+    with training(0, TwoOptimizers) as run:
+        run.way = way
+        for _ in range(50):
+            run.step()
+            run.save()
+            assert (run.saves._save is None) == (way == "in a graph"), "no hook would hold the second one"
+        run.saves.finish()
+        assert run.torn == []
+        run.other.end()
+
+
+def test_a_step_of_an_optimizer_that_is_not_in_the_state_neither_counts_nor_ends_the_hold_of_one_that_is() -> None:
+    with training(0) as run:
+        parameter, other = torch.nn.Parameter(torch.zeros(3)), Stream(random.Random(9))
+        outside = Optimizer([parameter], run.device)
+        exotic: Any = {parameter: {"sparse": torch.eye(2).to_sparse()}, "count": 3}
+        outside.state = defaultdict(dict, exotic)
+        for _ in range(50):
+            run.step()
+            run.save()
+            assert run.saves._save is not None
+            with run.device.on(other):
+                outside.step()
+        run.saves.finish()
+        run.replay()
+        run.save()
+        assert run.saves._save is None, "no hook has seen the state's own step"
+        run.saves.finish()
+        assert run.torn == []
+        other.end()
+
+
+def test_a_step_within_an_optimizer_that_wraps_another_one_counts_as_its_own() -> None:
+    class Wrapper(torch.optim.Optimizer):
+        """As Accelerate's."""
+
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner = inner
+
+        @property
+        def param_groups(self) -> Any:
+            return self.inner.param_groups
+
+        @property
+        def state(self) -> Any:
+            return self.inner.state
+
+        def state_dict(self) -> Any:
+            return self.inner.state_dict()
+
+    with training(0) as run:
+        run.state["optimizer"] = Wrapper(run.optimizer)
+        for _ in range(50):
+            run.step()
+            run.save()
+            assert run.saves._save is not None
+        run.saves.finish()
+        assert run.torn == []
+
+
+def test_a_change_between_the_steps_of_two_optimizers_is_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+    with training(0, TwoOptimizers) as run:
+        run.step()
+        release = threading.Event()
+        run.device.compute.wait_for(release)  # The copies cannot begin.
+        run.save()
+        run.optimizer.step()
+        with torch.no_grad():
+            run.parameters[-1].add_(7.0)
+        run.second.step()
+        release.set()
+        run.saves.finish()
+        assert run.committed == []
+        assert capsys.readouterr().err.count("that save is not kept") == 1
+        run.other.end()
+
+
+def test_a_step_that_comes_while_the_end_of_the_copies_is_noted_is_no_change_of_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compare, compares, has_stepped = overlapped_saves._are_unchanged, threading.Event(), threading.Event()
+
+    def compare_slowly(sources: Any) -> bool:
+        if threading.current_thread() is not threading.main_thread():
+            compares.set()
+            has_stepped.wait(0.1)
+        return compare(sources)
+
+    monkeypatch.setattr(overlapped_saves, "_are_unchanged", compare_slowly)
+    with training(0) as run:
+        run.step()
+        run.save()
+        assert compares.wait(30.0)
+        run.step()
+        with torch.no_grad():
+            run.parameters[2].add_(7.0)  # What a step does.
+        has_stepped.set()
+        run.saves.finish()
+        assert [iteration for _, iteration in run.committed] == [1]
+
+
+def test_the_cost_of_registering_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with training(0) as run:
+        for _ in range(4):
+            run.step()
+            run.save()
+        run.saves.finish()
+        for registration in run.saves._registrations.values():
+            registration.result()
+        assert len(run.device.registered) == 2
+        assert capsys.readouterr().err.count("registered 0.00 GB of shared memory with the device in 0.") == 1
 
 
 def test_a_slot_is_registered_beside_training_and_only_the_next_save_there_waits_for_it(
@@ -226,6 +366,7 @@ def test_a_compiled_step_is_held_before_it_runs_and_not_by_what_was_compiled_of_
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     device = ThreadedDevice(0)
     saves = OverlappedSaves(device)
+    saves._plan = _Plan(None, cast(Any, None), {_memory(parameter): ["parameter"]})
     seen: list[tuple[bool, float]] = []
 
     class Copies:
@@ -234,7 +375,7 @@ def test_a_compiled_step_is_held_before_it_runs_and_not_by_what_was_compiled_of_
 
     step = torch.compile(lambda: optimizer.step(), backend="eager")
     for _ in range(3):
-        saves._save = _Save(Copies(), [], [])  # pyright: ignore[reportArgumentType]
+        saves._save = _Save(cast(Any, Copies()), {})
         step()
     assert seen == [(False, 1.0), (False, 0.0), (False, -1.0)]
     saves.close()
@@ -271,7 +412,7 @@ def test_the_property_finds_a_device_that_copies_too_early_or_does_not_hold_the_
 ) -> None:
     with training(0) as run:
         if broken == "hold":
-            monkeypatch.setattr(run.saves, "hold", lambda: None)
+            monkeypatch.setattr(run.saves, "hold", lambda _: None)
         else:
             monkeypatch.setattr("tests.checkpoint.threaded_device.Stream.wait_for", lambda self, event: None)
         for _ in range(50):
@@ -303,7 +444,7 @@ def test_small_tensors_side_by_side_are_gathered_and_what_the_forward_pass_chang
         run.state["seen"].fill_(9)
         recorder = Recorder(1)
         plan = CopyPlan(run.layout, tree.tensors, later, device.device)
-        plan.begin(run.slots[0], tree, json_bytes({}), recorder).wait()
+        plan.begin(run.slots[0], tree, json_bytes({}), recorder, 1).wait()
         recorder.end()
         assert run.layout.tensors["seen"].view(run.slots[0]).tolist() == [9.0] * 4
         *waited_for, (pairs, gathered, at_once) = calls
@@ -395,4 +536,95 @@ def test_what_a_device_computes_after_its_collectives_were_aborted_is_not_kept(
         checkpointer.save(3, state)
     checkpointer.close()
     assert node.newest().iteration == 1
+    device.end()
+
+
+class Clock:
+    """Of a device: work that is queued there takes as long as it says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_what_the_device_computes_before_the_copies_is_neither_a_stall_nor_copying(
+    node: Any, make_state: Callable[[int], dict[str, Any]]
+) -> None:
+    clock, state = Clock(), make_state(1)
+    device = ThreadedDevice(3, clock=clock, work=lambda: clock.advance(3.0))
+    node.begin(1)
+    checkpointer = Checkpointer(state, keeper=node.link(), copies=lambda _: device)
+    state["optimizer"].step()
+    device.compute.queue(lambda: clock.advance(10.0))
+    checkpointer.save(1, state, persist=True)
+    assert checkpointer.stall_s == 3.0, "the device waited for the copies, as the save did"
+    checkpointer.flush(1)
+    assert checkpointer.copy_s == 3.0
+    checkpointer.close()
+    device.end()
+
+
+def test_the_time_for_which_a_step_waits_for_copies_is_told_as_a_stall_with_a_later_save(
+    node: Any, make_state: Callable[[int], dict[str, Any]]
+) -> None:
+    clock, state, seconds = Clock(), make_state(1), iter([3.0])
+    device = ThreadedDevice(3, clock=clock, work=lambda: clock.advance(next(seconds, 0.0)))
+    node.begin(1)
+    checkpointer = Checkpointer(state, keeper=node.link(), copies=lambda _: device)
+    release = threading.Event()
+    device.copies.wait_for(release)
+    state["optimizer"].step()
+    checkpointer.save(1, state)
+    assert checkpointer.stall_s == 0.0
+    state["optimizer"].step()
+    assert device.holds[-1][0].wait(30.0), "the device has come to the step"
+    release.set()
+    device.wait_for_all()
+    checkpointer.save(2, state)
+    assert (checkpointer.stall_s, checkpointer.copy_s) == (3.0, 3.0)
+    device.wait_for_all()
+    checkpointer.save(3, state)
+    assert checkpointer.stall_s == 0.0, "told once"
+    checkpointer.close()
+    device.end()
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_wait_for_the_commit_of_the_save_before_is_a_stall_only_if_the_device_has_nothing_to_do(
+    is_busy: bool, node: Any, make_state: Callable[[int], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, state = Clock(), make_state(1)
+    device, marked, release = ThreadedDevice(3, clock=clock), threading.Event(), threading.Event()
+    node.begin(1)
+    checkpointer = Checkpointer(state, keeper=node.link(), copies=lambda _: device)
+    commit, mark = checkpointer._commit, device.mark
+
+    def commit_slowly(stage: Any) -> None:
+        assert marked.wait(30.0)
+        clock.advance(5.0)
+        commit(stage)
+
+    def note_mark() -> Any:
+        made = mark()
+        assert is_busy or made._reached.wait(30.0)
+        marked.set()
+        return made
+
+    monkeypatch.setattr(checkpointer, "_commit", commit_slowly)
+    state["optimizer"].step()
+    checkpointer.save(1, state)
+    state["optimizer"].step()
+    device.wait_for_all()
+    if is_busy:
+        device.compute.wait_for(release)  # The next forward pass.
+    monkeypatch.setattr(device, "mark", note_mark)
+    checkpointer.save(2, state)
+    assert checkpointer.stall_s == (0.0 if is_busy else 5.0)
+    release.set()
+    checkpointer.close()
     device.end()

@@ -87,7 +87,7 @@ class Ranks:
         return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp", "beside"])
 def test_wherever_a_rank_is_killed_the_next_loads_what_was_saved(
     kind: str, make_node: Callable[..., Node], tmp_path: Path, store: DirectoryStore, forks: Forks
 ) -> None:

@@ -56,6 +56,11 @@ def test_the_page_and_the_summary_tell_staged_bytes_overlap_and_devices() -> Non
     assert job["devices"]["gpu-<1>"]["used_bytes"] == 70
 
 
+def test_a_save_that_kept_nothing_waiting_counts_as_one() -> None:
+    run = Run("made", jobs={"train": history([], [point(1, staged_bytes=4e9), point(2, staged_bytes=4e9, copy_s=0.5)])})
+    assert summary(run, 10.0)["jobs"][0]["staged"] == {"saves": 2, "bytes": 8e9, "overlap": 1.0}
+
+
 def test_without_devices_and_saves_nothing_is_said_of_them() -> None:
     run = Run("made", jobs={"train": history([], [point(1), point(2)])})
     assert "<h2>Devices</h2>" not in render(run, 10.0)

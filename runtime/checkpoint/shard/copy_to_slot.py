@@ -117,7 +117,7 @@ def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> No
     """Copy each source into its target, in one call. Copies between host and device overlap.
 
     A source in a slot that is registered with CUDA is first copied to other memory: it may lie in two registered parts,
-    which CUDA refuses (see `cuda_copies`). Targets there are copied by `DeviceCopies`.
+    which CUDA refuses (see `cuda_copies`). Sources of a device go to targets there by `DeviceCopies`.
     """
     if not targets:
         return

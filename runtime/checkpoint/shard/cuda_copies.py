@@ -11,6 +11,11 @@ the slot, as that takes longer than the copy: its blocks go through a few pinned
 A new thread's current device is the first one, and most calls of the runtime make a context on the current device: some
 hundred MB of it for each rank. So every thread selects its own device before any such call, and returns to a device
 without a context only in name, as `torch.cuda.device` does.
+
+A process that is forked while slots are registered, as a DataLoader's are, must call nothing of CUDA (PyTorch,
+"Multiprocessing best practices"), so it unregisters nothing. It does not disturb the parent: slots are shared mappings,
+whose pages are not copied on a write after a fork (mmap(2), MAP_SHARED), so the device and the parent go on with the
+same ones.
 """
 
 import os
@@ -48,27 +53,30 @@ class CudaCopies:
         self._seams: tuple[int, ...] = ()
         """Addresses at which one registered part of a slot meets the next, in order. Replaced, never changed: another
         slot may be registered while copies begin."""
-        weakref.finalize(self, _unregister, device, self._registered).atexit = False
+        self._packs = True
+        """Are small tensors packed on the device?"""
+        weakref.finalize(self, _unregister_at_end, device, self._registered, os.getpid()).atexit = False
 
-    def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+    def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> bool:
         """Raises RuntimeError, as where the driver locks no more memory. CUDA keeps the error for this thread's next
         kernel, too: so call it in a thread that launches none."""
         flat = torch.frombuffer(memory, dtype=torch.uint8)
         if flat.data_ptr() in self._registered:
-            return
+            return False
         parts = {part.data_ptr(): part for part in flat.split(_REGISTERED_BYTES)}
         done = dict[int, torch.Tensor]()
         with torch.cuda.device(self.device):
             for address, part in parts.items():
                 if is_cancelled():  # A survivor has little time to leave a round.
                     _unregister(self.device, done)
-                    return
+                    return False
                 if code := int(_runtime().cudaHostRegister(address, len(part), 0)):
                     _unregister(self.device, done)
                     raise RuntimeError(f"cudaHostRegister of {len(flat) / 1e6:.1f} MB: {_describe(code)}")
                 done[address] = part
         self._registered |= done
         self._seams = tuple(sorted({*self._seams, *list(parts)[1:]}))
+        return True
 
     def wait(self) -> None:
         """See the protocol."""
@@ -81,17 +89,22 @@ class CudaCopies:
             return torch.cuda.is_current_stream_capturing()
 
     def begin(self, pairs: Pairs, gathers: Sequence[Gather], at_once: Pairs = ()) -> "_CudaCopying":
-        """Raises RuntimeError (torch.OutOfMemoryError: no room to pack the small tensors)."""
+        """Raises RuntimeError (torch.OutOfMemoryError: no room for a tensor's copy that is contiguous, or resolved)."""
         with torch.no_grad(), torch.cuda.device(self.device):
-            with torch.cuda.stream(self._stream):  # Before any copy begins: after an error none may write the slot.
-                buffers = [torch.empty(len(gather.target), dtype=torch.uint8, device=self.device) for gather in gathers]
+            with torch.cuda.stream(self._stream):
+                buffers = [self._room_for(gather) for gather in gathers]
             for target, source in at_once:
                 self._copy(target, source)
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.no_grad(), torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            begin_event = _record(self._stream)
             for target, source in pairs:  # First, as the device copies them while the others are prepared.
                 self._copy(target, source)
             for gather, buffer in zip(gathers, buffers, strict=True):
+                if buffer is None:
+                    for target, source in zip(packed_views(gather.target, gather), gather.sources, strict=True):
+                        self._copy(target, as_bytes(source))
+                    continue
                 torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
                     packed_views(buffer, gather), list(map(as_bytes, gather.sources))
                 )
@@ -101,14 +114,28 @@ class CudaCopies:
                 *(source for gather in gathers for source in gather.sources),
             ]:
                 source.record_stream(self._stream)  # Its memory is not used again before the copy, even if it is freed.
-            end_event = torch.cuda.Event(blocking=True)  # Who waits for it sleeps, and does not use up a core.
-            end_event.record(self._stream)
-        return _CudaCopying(self.device, end_event)
+            end_event = _record(self._stream, blocking=True)  # Who waits for it sleeps, and does not use up a core.
+        return _CudaCopying(self.device, begin_event, end_event)
+
+    def mark(self) -> "_CudaMark":
+        """See the protocol."""
+        with torch.cuda.device(self.device):
+            return _CudaMark(torch.cuda.current_stream(self.device))
 
     def uploads(self) -> "_CudaUploads":
         """See the protocol."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         return _CudaUploads(self._stream)
+
+    def _room_for(self, gather: Gather) -> torch.Tensor | None:
+        """Where the small tensors are packed; None if the device is full: they are then copied one by one. It is not
+        tried again, as torch gives up all memory that it caches before it says so."""
+        if self._packs:
+            try:
+                return torch.empty(len(gather.target), dtype=torch.uint8, device=self.device)
+            except torch.OutOfMemoryError:
+                self._packs = False
+        return None
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """On the present stream, in parts where a seam crosses the target.
@@ -124,6 +151,12 @@ class CudaCopies:
         flat_target, flat_source = (some.reshape(-1).view(torch.uint8) for some in (target, source))
         for part in map(slice, [0, *cuts], [*cuts, None]):
             flat_target[part].copy_(flat_source[part], non_blocking=True)
+
+
+def _unregister_at_end(device: torch.device, registered: dict[int, torch.Tensor], pid: int) -> None:
+    """Not in a process that was forked."""
+    if os.getpid() == pid:
+        _unregister(device, registered)
 
 
 def _unregister(device: torch.device, registered: dict[int, torch.Tensor]) -> None:
@@ -145,16 +178,51 @@ def _describe(code: int) -> str:
     return f"{_runtime().cudaGetErrorString(_runtime().cudaError(code))} ({code})"
 
 
+def _record(stream: torch.cuda.Stream, blocking: bool = False) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True, blocking=blocking)
+    event.record(stream)
+    return event
+
+
 class _CudaCopying:
-    def __init__(self, device: torch.device, end_event: torch.cuda.Event) -> None:
-        self._device, self._ended = device, end_event
+    def __init__(self, device: torch.device, begin_event: torch.cuda.Event, end_event: torch.cuda.Event) -> None:
+        self._device, self._began, self._ended = device, begin_event, end_event
+        self._holds: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        """Before and after each."""
 
     def hold(self) -> None:
-        torch.cuda.current_stream(self._device).wait_event(self._ended)
+        with torch.cuda.device(self._device):
+            stream = torch.cuda.current_stream(self._device)
+            before = _record(stream)
+            stream.wait_event(self._ended)
+            self._holds.append((before, _record(stream)))
 
     def wait(self) -> None:
         with torch.cuda.device(self._device):
             self._ended.synchronize()
+
+    def copy_s(self) -> float:
+        with torch.cuda.device(self._device):
+            return self._began.elapsed_time(self._ended) / 1000
+
+    def held_s(self) -> float | None:
+        with torch.cuda.device(self._device):
+            if not all(after.query() for _, after in self._holds):
+                return None
+            return max((before.elapsed_time(after) / 1000 for before, after in self._holds), default=0.0)
+
+
+class _CudaMark:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream, self._reached = stream, _record(stream)
+
+    def idle_s(self) -> float:
+        with torch.cuda.device(self._stream.device):
+            if not self._reached.query():
+                return 0.0
+            now = _record(self._stream)
+            now.synchronize()  # At once, as nothing else is queued, or what is copied at once.
+            return self._reached.elapsed_time(now) / 1000
 
 
 class _Pinned(NamedTuple):

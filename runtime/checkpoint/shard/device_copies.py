@@ -19,6 +19,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from everstep.runtime import faults
 from everstep.runtime.checkpoint.shard.copy_to_slot import copy_tensors
 from everstep.runtime.checkpoint.shard.layout import SMALL_BYTES, Layout, TensorInfo
 from everstep.runtime.checkpoint.state.flatten import FlatState
@@ -38,6 +39,25 @@ class Copying(Protocol):
 
     def wait(self) -> None:
         """Block until they have ended. Any thread may call it. Raises RuntimeError if one failed."""
+        ...
+
+    def copy_s(self) -> float:
+        """Seconds that they took on the device, from the moment at which it was done with what had been queued before.
+        Call it after `wait`; those that were made at once do not count."""
+        ...
+
+    def held_s(self) -> float | None:
+        """The longest time that a `hold` kept the device waiting; 0 if none did. None: the device has not got so far,
+        ask later."""
+        ...
+
+
+class Mark(Protocol):
+    """A place in what the caller queues."""
+
+    def idle_s(self) -> float:
+        """How long the device has been without work since it was done with what had been queued before; 0: it still has
+        such work."""
         ...
 
 
@@ -82,10 +102,11 @@ class DeviceCopies(Protocol):
     """How many threads should call `Uploads.add`, whatever number torch's own work has: one reads a slot at a fraction
     of the bus's speed."""
 
-    def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> None:
+    def register(self, memory: memoryview, is_cancelled: Callable[[], bool] = lambda: False) -> bool:
         """Prepare host memory for fast copies, unless it is prepared; takes some 0.2 s a GB. Copies into other memory
         are slower, and correct. Any thread may call it, while nothing is copied there. The memory stays mapped, and
-        prepared, as long as this object lives, unless it `is_cancelled` meanwhile. Raises RuntimeError."""
+        prepared, as long as this object lives, unless it `is_cancelled` meanwhile. Returns whether it was prepared now.
+        Raises RuntimeError."""
         ...
 
     def wait(self) -> None:
@@ -98,6 +119,10 @@ class DeviceCopies(Protocol):
 
     def begin(self, pairs: Pairs, gathers: Sequence[Gather], at_once: Pairs = ()) -> Copying:
         """Queue the copies. Those `at_once` have ended before what the caller queues later."""
+        ...
+
+    def mark(self) -> Mark:
+        """The present place in what the caller queues."""
         ...
 
     def uploads(self) -> Uploads:
@@ -116,20 +141,24 @@ class CopyPlan:
         now = [name for name in layout.tensors if name in tensors and name not in later]
         self._at_once = [name for name in now if tensors[name].device == device]
         self._is_waited_for = sum(layout.tensors[name].size for name in self._at_once) > AT_ONCE_BYTES
-        self._elsewhere = [name for name in now if tensors[name].device != device]
+        self._elsewhere = [name for name in now if tensors[name].device != device and tensors[name].is_cpu]
+        self._on_others = [name for name in now if tensors[name].device != device and not tensors[name].is_cpu]
         self.later = [name for name in layout.tensors if name in later]
         """Their copies are queued, in the shard's order."""
         self._gathers = _adjacent(layout, [name for name in self.later if layout.tensors[name].size < SMALL_BYTES])
         names_gathered = {name for run in self._gathers for name in run}
         self._large = [name for name in self.later if name not in names_gathered]
 
-    def begin(self, buffer: memoryview, tree: FlatState, json: bytes, copies: DeviceCopies) -> Copying:
+    def begin(self, buffer: memoryview, tree: FlatState, json: bytes, copies: DeviceCopies, iteration: int) -> Copying:
         """Write head and JSON part, copy what changes at any time, and queue the other copies."""
         places, tensors = self._layout.tensors, tree.tensors
+        faults.point("checkpoint.before_copy", iteration=iteration)
         self._layout.write_state(buffer, json)
         copy_tensors(
             [places[name].view(buffer) for name in self._elsewhere], [tensors[name] for name in self._elsewhere]
         )
+        for name in self._on_others:  # Through memory that is in no slot: a copy of CUDA's may cross no seam of one.
+            copy_tensors([places[name].view(buffer)], [tensors[name].cpu()])
         gathers = [_gather(buffer, [(places[name], tensors[name]) for name in run]) for run in self._gathers]
         at_once, pairs = (
             [(places[name].view(buffer), tensors[name]) for name in names] for names in (self._at_once, self._large)
@@ -137,7 +166,9 @@ class CopyPlan:
         if self._is_waited_for:
             copies.begin([], [], at_once).wait()
             at_once = []
-        return copies.begin(pairs, gathers, at_once)
+        copying = copies.begin(pairs, gathers, at_once)
+        faults.point("checkpoint.mid_copy", iteration=iteration)
+        return copying
 
 
 def packed_views(buffer: torch.Tensor, gather: Gather) -> list[torch.Tensor]:

@@ -89,11 +89,17 @@ class Checkpointer:
         checkpointed, with its key path), LinkError (no room in shared memory).
         """
         self.stall_s = 0.0
-        """How long the last `save` blocked training."""
+        """How long the last `save` blocked training.
+
+        Where copies run beside it, this is the device's time: a `save` that waits, as for the commit of the one before,
+        blocks nothing while the device works on what is queued. What counts is the time from when the device had done
+        all that was queued before `save` to the end of `save`, and the time for which steps waited for copies of saves
+        before, as far as the device has told it.
+        """
         self.staged_bytes = 0
         """What the last `save` staged; 0: nothing. Whoever tells it sets it back, as with the next and `stall_s`."""
         self.copy_s = 0.0
-        """How long the copies took of the save that ended with the last `save`."""
+        """How long the copies took of the save that ended with the last `save`, without what they had to wait for."""
         self.restored = 0
         """The iteration that `load` restored; 0: none."""
         self.slot_bytes = 0
@@ -107,6 +113,8 @@ class Checkpointer:
         """For the thread that commits overlapped saves."""
         self._rank, self._local_rank = rank, local_rank
         self._segment: SegmentFile | None = None
+        self._held_s = 0.0
+        """How long the device waited for copies, which no `save` has told yet."""
         self._waited_s = 0.0
         """How long the last `save` waited for memory that was still being allocated."""
         self._beacon = Beacon()
@@ -176,8 +184,10 @@ class Checkpointer:
         """
         began, self._waited_s = time.perf_counter(), 0.0
         is_staged = persist or self._interval.is_due(iteration) or self._is_asked_for()
+        mark = self._copies.mark() if is_staged and self._copies is not None and self._overlapped is not None else None
         self._save(iteration, state, persist, is_staged)
-        self.stall_s = time.perf_counter() - began
+        self.stall_s = mark.idle_s() if mark is not None else time.perf_counter() - began
+        self.stall_s, self._held_s = self.stall_s + self._held_s, 0.0
         if self._interval.record_save(max(0.0, self.stall_s - self._waited_s), is_staged, began) and self._rank == 0:
             print(f"everstep: {self._interval.why}", file=sys.stderr)
 
@@ -293,7 +303,7 @@ class Checkpointer:
         if self._segment.copies is None:
             self._segment.copies = self._make_copies(self._device)
         self._copies = self._segment.copies
-        self._overlapped = OverlappedSaves(self._copies) if self._copies and capacity else None
+        self._overlapped = OverlappedSaves(self._copies, not self._rank) if self._copies and capacity else None
         if capacity and self._rank == 0:
             size, slot = segment.slots * segment.capacity, segment.capacity
             copies = f"{segment.copies} slots ({segment.copies * slot / 1e6:.1f} MB) for copies of other nodes' parts"
@@ -329,7 +339,8 @@ class Checkpointer:
         if self._overlapped is not None:
             place = slot, buffer
             commit = partial(self._commit, stage)
-            self._overlapped.begin(self._stager.layout, place, state, tree, text, commit, waits=persist)
+            layout = self._stager.layout
+            self._overlapped.begin(layout, place, state, tree, text, commit, iteration=iteration, waits=persist)
         else:
             began = time.perf_counter()
             self._stager.stage(slot, buffer, tree, text, iteration)
@@ -337,13 +348,14 @@ class Checkpointer:
             if self._on_device:
                 self._require_sound()
             self._link.tell(stage)
+            faults.point("checkpoint.after_commit", iteration=iteration)
         self.staged_bytes = stage.size
         self._populate()
-        faults.point("checkpoint.after_commit", iteration=iteration)
 
     def _finish_overlapped(self) -> None:
         if self._overlapped is not None:
-            self.copy_s = self._overlapped.finish()
+            self.copy_s, held_s = self._overlapped.finish()
+            self._held_s += held_s
 
     def _require_sound(self) -> None:
         """Call it when the copies have ended. Invariant: no state is committed that a device has computed after its

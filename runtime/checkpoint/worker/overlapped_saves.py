@@ -1,10 +1,11 @@
 """Saves whose copies run beside training: begun after the optimizer's step, ended before the next one.
 
 One save is under way at a time. A thread waits for its copies, then commits it. Invariants:
-1. Between the beginning of a save and the end of its copies, no optimizer steps, and nothing else is saved. A hook of
-   torch holds the device before the step. No hook is called when a CUDA graph with the step in it is replayed: where
-   that may be, because a step was recorded, an optimizer is capturable or no step was seen since the last save, the
-   copies have ended when the save returns.
+1. Between the beginning of a save and the end of its copies, no optimizer steps that changes a tensor of the state, and
+   nothing else is saved. A hook of torch holds the device before each such step, on the stream of the step. No hook is
+   called when a CUDA graph with the step in it is replayed: where that may be, because a step was recorded, an
+   optimizer is capturable or one of the state's was not seen to step since the last save, the copies have ended when
+   the save returns.
 2. A save is not committed if something else has changed a tensor while its copies ran, as far as torch counts changes
    (it does not count those by `tensor.data`).
 """
@@ -12,11 +13,14 @@ One save is under way at a time. A thread waits for its copies, then commits it.
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -39,8 +43,10 @@ NOT_KEPT = (
     "iteration {0} was not kept, as something changed the parameters before its copy had ended; call "
     "save({0}, state, persist=True) before you change them, which waits for it"
 )
-
-
+_REGISTERED = (
+    "everstep: registered {0:.2f} GB of shared memory with the device in {1:.2f} s, beside training; each of the other "
+    "slots takes as long"
+)
 _MOST_REFUSALS = 9
 """How often registering a slot is tried although it fails: a driver that always refuses would be asked in each save."""
 
@@ -61,21 +67,74 @@ class _Save:
     """The save that is under way."""
 
     copying: Copying
-    sources: Sequence[torch.Tensor]
-    versions: Sequence[int]
-    """How often each source had been changed when the copies were queued."""
-    is_sound: bool | None = None
-    """Had nothing changed them when the next step was held, or the copies had ended? None: neither has happened."""
+    unheld: dict[str, tuple[torch.Tensor, int]]
+    """The sources that no step may change yet, by name, and how often each had been changed when the copies were
+    queued."""
+    _has_ended: bool = False
+    _is_sound: bool = True
+    """Had nothing changed a source when a step that changes it was held, or when the copies had ended?"""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def is_unchanged(self) -> bool:
-        return _versions(self.sources) == self.versions
+    def release(self, names: Collection[str]) -> bool:
+        """Call it before a step that changes these sources. Returns whether copies may still run."""
+        with self._lock:
+            if not self._has_ended:
+                sources = [self.unheld.pop(name) for name in names if name in self.unheld]
+                self._is_sound &= _are_unchanged(sources)
+            return not self._has_ended
+
+    def end(self) -> bool:
+        """Call it when the copies have ended. Returns whether nothing but steps that were held had changed a source."""
+        with self._lock:
+            if not self._has_ended:  # Steps that come later are not held.
+                self._has_ended = True
+                self._is_sound &= _are_unchanged(self.unheld.values())
+            return self._is_sound
+
+
+@dataclass
+class _Plan:
+    """It holds for all states of one traversal."""
+
+    traversal: object
+    copies: CopyPlan
+    names_by_memory: Mapping[int, Sequence[str]]
+    """Of the tensors whose copies are queued."""
+    _names: WeakKeyDictionary[torch.optim.Optimizer, frozenset[str]] = field(default_factory=WeakKeyDictionary)
+
+    @classmethod
+    def of(cls, layout: Layout, state: Mapping[str, Any], tree: FlatState, device: torch.device) -> "_Plan":
+        copies = CopyPlan(layout, tree.tensors, stepped_names(state, tree, device), device)
+        names = defaultdict[int, list[str]](list)
+        for name in copies.later:
+            names[_memory(tree.tensors[name])].append(name)
+        return cls(tree.traversal, copies, names)
+
+    def names_of(self, optimizer: torch.optim.Optimizer) -> Collection[str]:
+        """Which of these tensors its steps change; none of an optimizer that shares nothing with the state."""
+        names = self._names.get(optimizer)
+        if names is None:
+            lists = (self.names_by_memory.get(memory, ()) for memory in _memories(optimizer))
+            names = self._names[optimizer] = frozenset(chain.from_iterable(lists))
+        return names
+
+
+class Ended(NamedTuple):
+    """What is known when a save has ended. Seconds of the device."""
+
+    copy_s: float = 0.0
+    """How long its copies took; what had to be computed before does not count."""
+    held_s: float = 0.0
+    """How long steps waited for copies: of all saves of which it was not told before. The device tells it once it has
+    got there, which may be a save later."""
 
 
 class OverlappedSaves:
     """The saves of one state."""
 
-    def __init__(self, copies: DeviceCopies) -> None:
-        self._copies = copies
+    def __init__(self, copies: DeviceCopies, tells: bool = True) -> None:
+        """`tells`: say what registering the first slot cost."""
+        self._copies, self._tells = copies, tells
         self._thread = ThreadPoolExecutor(1, "everstep-commit")
         self._registering_thread = ThreadPoolExecutor(1, "everstep-register")
         self._registrations: dict[int, Future[bool]] = {}
@@ -85,17 +144,19 @@ class OverlappedSaves:
         """How often it was not."""
         self._closes = threading.Event()
         self._save: _Save | None = None
-        """Until the next step is held."""
+        """Whose copies may still run."""
+        self._holding: list[Copying] = []
+        """Those whose `held_s` was not told."""
         self._commit: Future[float] | None = None
-        self._plan: tuple[object, CopyPlan] | None = None
-        self._has_stepped = False
-        """Has an optimizer stepped, as far as the hook knows, since the last save began?"""
+        self._plan: _Plan | None = None
+        self._stepped = WeakSet[torch.optim.Optimizer]()
+        """Those whose steps the hook has seen since the last save began."""
         self._runs_beside = True
         """Is each step that may come held by the hook, and does nothing else change parameters?"""
         self.is_kept = True
         """Was the last save committed, unless it is still under way?"""
         # Compiled code would call what it has traced of the hook, and in an order of its own.
-        before_step: Any = torch.compiler.disable(lambda *_: self._before_step())
+        before_step: Any = torch.compiler.disable(lambda optimizer, *_: self._before_step(optimizer))
         self._hook = register_optimizer_step_pre_hook(before_step)
 
     def begin(
@@ -107,42 +168,46 @@ class OverlappedSaves:
         json: bytes,
         commit: Callable[[], None],
         *,
+        iteration: int,
         waits: bool = False,
     ) -> None:
         """Queue the copies of the state into the slot (its number and bytes); `commit` is called in a thread when they
         have ended. `waits`: return only then. The save before must be finished."""
         assert self._commit is None, "the save before is finished"
-        if self._plan is None or self._plan[0] is not tree.traversal:
-            device = self._copies.device
-            plan = CopyPlan(layout, tree.tensors, stepped_names(state, tree, device), device)
-            self._plan = tree.traversal, plan
+        plan = self._plan
+        if plan is None or plan.traversal is not tree.traversal:
+            plan = self._plan = _Plan.of(layout, state, tree, self._copies.device)
         number, buffer = slot
         registration = self._registrations.get(number)
         if registration and not registration.result() and self._refusals < _MOST_REFUSALS:
             del self._registrations[number]  # As while a CUDA graph was captured: it is tried again.
-        began, plan = time.perf_counter(), self._plan[1]
-        sources = [tree.tensors[name] for name in plan.later]
-        versions = _versions(sources)
-        save = _Save(plan.begin(buffer, tree, json, self._copies), sources, versions)
-        runs_beside = self._has_stepped and self._runs_beside and not waits and not _is_capturable(state)
-        self._save, self._has_stepped, self.is_kept = save if runs_beside else None, False, True
-        if not runs_beside:
+        sources = {name: (tree.tensors[name], _version(tree.tensors[name])) for name in plan.copies.later}
+        save = _Save(plan.copies.begin(buffer, tree, json, self._copies, iteration), sources)
+        runs_beside = self._have_all_stepped(state) and self._runs_beside and not waits and not _is_capturable(state)
+        self._save, self.is_kept = save if runs_beside else None, True
+        self._stepped.clear()
+        if runs_beside:
+            self._holding.append(save.copying)
+        else:
             save.copying.wait()
-            save.is_sound = True
-        self._commit = self._thread.submit(self._finish, save, commit, number, buffer, began)
+            save.end()
+        self._commit = self._thread.submit(self._finish, save, commit, number, buffer, iteration)
 
-    def hold(self) -> None:
-        """Called before an optimizer steps."""
-        if self._save is not None:
-            self._save.is_sound = self._save.is_unchanged()
+    def hold(self, optimizer: torch.optim.Optimizer) -> None:
+        """Called before it steps."""
+        if self._save is None or self._plan is None:
+            return
+        names = self._plan.names_of(optimizer)
+        if names and self._save.release(names):
             self._save.copying.hold()
-            self._save = None
 
-    def finish(self) -> float:
-        """Wait until the save that is under way is committed. Returns the seconds that its copies took; 0: there is
-        none. Raises what its copies or `commit` raised."""
+    def finish(self) -> Ended:
+        """Wait until the save that is under way is committed. Raises what its copies or `commit` raised."""
         commit, self._commit = self._commit, None
-        return commit.result() if commit is not None else 0.0
+        copy_s = commit.result() if commit is not None else 0.0
+        holds = [(copying, copying.held_s()) for copying in self._holding]
+        self._holding = [copying for copying, held_s in holds if held_s is None]
+        return Ended(copy_s, sum(held_s for _, held_s in holds if held_s is not None))
 
     def close(self) -> None:
         """Wait for the copies, also of a save whose beginning was interrupted: afterwards nothing writes a slot."""
@@ -154,50 +219,56 @@ class OverlappedSaves:
         self._registering_thread.shutdown(cancel_futures=True)
         self._copies.wait()
 
-    def _before_step(self) -> None:
+    def _have_all_stepped(self, state: Mapping[str, Any]) -> bool:
+        """Has the hook seen a step of each optimizer of the state, itself or within what wraps it?"""
+        seen = {id(optimizer.param_groups) for optimizer in self._stepped}
+        own = {id(optimizer.param_groups) for optimizer in _optimizers(state)}
+        return bool(own) and own <= seen
+
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The hook. What is recorded now is not done now: torch.cuda.graph has waited for the device."""
         if self._copies.is_recording():
             self._runs_beside = False
             if self._save is not None:  # Its copies have ended; what is recorded counts as a change, and is none.
-                self._save.is_sound, self._save = self._save.is_unchanged(), None
+                self._save.release(list(self._save.unheld))
         else:
-            self._has_stepped = True
-            self.hold()
+            self._stepped.add(optimizer)
+            self.hold(optimizer)
 
-    def _finish(self, save: _Save, commit: Callable[[], None], slot: int, buffer: memoryview, began: float) -> float:
+    def _finish(self, save: _Save, commit: Callable[[], None], slot: int, buffer: memoryview, iteration: int) -> float:
         """In the thread. Returns the seconds that the copies took."""
         save.copying.wait()
-        seconds = time.perf_counter() - began
-        is_unchanged = save.is_unchanged()
-        # In this order: a step changes them, too, but is held before.
-        if not (is_unchanged if save.is_sound is None else save.is_sound):
+        faults.point("checkpoint.after_copy", iteration=iteration)
+        copy_s = save.copying.copy_s()
+        if not save.end():
             self._runs_beside = self.is_kept = False
             print(f"everstep: {_CHANGED}", file=sys.stderr)
-            return seconds
-        faults.point("checkpoint.before_commit")
+            return copy_s
+        faults.point("checkpoint.before_commit", iteration=iteration)
         commit()
+        faults.point("checkpoint.after_commit", iteration=iteration)
         if slot not in self._registrations:  # Beside the first iterations: the next save, in another slot, is not late.
             self._registrations[slot] = self._registering_thread.submit(self._register, buffer)
-        return seconds
+        return copy_s
 
     def _register(self, buffer: memoryview) -> bool:
+        began = time.perf_counter()
         try:
-            self._copies.register(buffer, self._closes.is_set)
+            is_new = self._copies.register(buffer, self._closes.is_set)
         except RuntimeError as error:
             self._refusals += 1
             print(f"everstep: saves take longer, as their memory is not pinned: {error}", file=sys.stderr)
             return False
+        if is_new and self._tells:
+            self._tells = False
+            print(_REGISTERED.format(len(buffer) / 1e9, time.perf_counter() - began), file=sys.stderr)
         return True
 
 
 def stepped_names(state: Mapping[str, Any], tree: FlatState, device: torch.device) -> set[str]:
     """The names of the tensors on that device that only the steps of optimizers in the state change."""
-    memory = set[int]()
-    for optimizer in _optimizers(state):
-        memory |= {_memory(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        values = (value for own in optimizer.state.values() for value in own.values())
-        memory |= {_memory(value) for value in values if isinstance(value, torch.Tensor)}
-    return {name for name, tensor in tree.tensors.items() if tensor.device == device and _memory(tensor) in memory}
+    memories = set[int]().union(*map(_memories, _optimizers(state)))
+    return {name for name, tensor in tree.tensors.items() if tensor.device == device and _memory(tensor) in memories}
 
 
 def _optimizers(state: Mapping[str, Any]) -> list[torch.optim.Optimizer]:
@@ -213,5 +284,21 @@ def _memory(tensor: torch.Tensor) -> int:
     return local_part(tensor).untyped_storage().data_ptr()
 
 
-def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+def _memories(optimizer: torch.optim.Optimizer) -> set[int]:
+    """The memory that its steps change, as far as it can be in a state: any optimizer of the process may be asked for
+    it, also one whose tensors have none of their own."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    values = (value for own in optimizer.state.values() if isinstance(own, Mapping) for value in own.values())
+    memories = set[int]()
+    for tensor in (value for value in chain(parameters, values) if isinstance(value, torch.Tensor)):
+        with suppress(RuntimeError):
+            memories.add(_memory(tensor))
+    return memories
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _are_unchanged(sources: Collection[tuple[torch.Tensor, int]]) -> bool:
+    return all(_version(tensor) == version for tensor, version in sources)
