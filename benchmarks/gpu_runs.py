@@ -33,8 +33,6 @@ TESTED_BYTES = 1 << 30
 """More than the tests' slots."""
 TOO_MANY_BYTES = 1 << 50
 ITERATIONS = 10
-
-
 IMPORT = "import os, torch\ntorch.cuda.is_available() and torch.cuda.init()\nPID = os.getpid()\n"
 """A module that uses CUDA when it is imported, as some do that compile kernels."""
 IMPORTER = """

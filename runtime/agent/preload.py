@@ -66,17 +66,17 @@ def source_of(command: Sequence[str]) -> str | None:
     return spec.origin if spec and spec.origin and spec.origin.endswith(".py") else None
 
 
-def top_level_imports(source: bytes, name: str) -> Iterator[ast.Import | ast.ImportFrom]:
-    """The absolute imports at the top level of the module. Raises SyntaxError."""
-    for statement in ast.parse(source, name).body:
+def top_level_imports(module: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:
+    """The absolute imports at the top level of the module."""
+    for statement in module.body:
         match statement:
             case ast.Import() | ast.ImportFrom(level=0):
                 yield statement
 
 
-def names_optimizer(source: bytes, name: str) -> bool:
-    """Does the code of the module name an optimizer? Comments and strings do not count. Raises SyntaxError."""
-    for node in ast.walk(ast.parse(source, name)):
+def names_optimizer(module: ast.Module) -> bool:
+    """Does the code of the module name an optimizer? Comments and strings do not count."""
+    for node in ast.walk(module):
         match node:
             case ast.Name(id=word) | ast.Attribute(attr=word) | ast.alias(name=word) | ast.ImportFrom(module=str(word)):
                 if "optim" in word.lower():
@@ -84,11 +84,10 @@ def names_optimizer(source: bytes, name: str) -> bool:
     return False
 
 
-def compiles(source: bytes, name: str, arguments: Sequence[str]) -> bool:
-    """Does the code of the module call torch.compile? If it has flags of that name: and is one of them given? Raises
-    SyntaxError."""
+def compiles(module: ast.Module, arguments: Sequence[str]) -> bool:
+    """Does the code of the module name torch.compile? If it has flags of that name: and is one of them given?"""
     names_compiler, flags = False, set[str]()
-    for node in ast.walk(ast.parse(source, name)):
+    for node in ast.walk(module):
         match node:
             case ast.Attribute(value=ast.Name(id="torch"), attr="compile"):
                 names_compiler = True
@@ -109,15 +108,15 @@ def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
     if path is None:
         return failures
     try:
-        source = Path(path).read_bytes()
-        statements = list(top_level_imports(source, path))
+        module = ast.parse(Path(path).read_bytes(), path)
     except (OSError, SyntaxError, ValueError) as error:
         return [*failures, f"{path}: {error}"]
-    failures += (line for item in statements if (line := _run_import(ast.unparse(item), path)))
-    if "torch" in sys.modules and names_optimizer(source, path):
-        failures += filter(None, [_run_import(f"import {_BY_OPTIMIZERS}", path)])
-    if "torch" in sys.modules and compiles(source, path, split.arguments):
-        failures += filter(None, [_run_import(f"import {_BY_COMPILER}", path)])
+    failures += (line for item in top_level_imports(module) if (line := _run_import(ast.unparse(item), path)))
+    if "torch" in sys.modules:
+        later = {_BY_OPTIMIZERS: names_optimizer(module), _BY_COMPILER: compiles(module, split.arguments)}
+        failures += (
+            line for name, is_needed in later.items() if is_needed and (line := _run_import(f"import {name}", path))
+        )
     return failures
 
 

@@ -246,9 +246,7 @@ def _time_collectives(count: int) -> float:
     return seconds
 
 
-def time_group_all_reduce(
-    store: "Store", rank: int, world: int, timeout_s: float, times: int, devices: int = 1
-) -> float:
+def time_group_all_reduce(store: "Store", rank: int, world: int, timeout_s: float, times: int, devices: int) -> float:
     """Seconds for `times` all-reduces by NCCL of REDUCED_BYTES among the first devices of `world` machines, beside
     those among their second ones, and so on: each may have a network card of its own.
 

@@ -233,7 +233,7 @@ def test_errors_of_nccl_are_raised_and_end_no_process(monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, "3")
     monkeypatch.setattr(torch.distributed, "ProcessGroupNCCL", Group, raising=False)
     with pytest.raises(RuntimeError, match="NCCL error"):
-        devices.time_group_all_reduce(HashStore(), 0, 2, 1.0, 1)
+        devices.time_group_all_reduce(HashStore(), 0, 2, 1.0, 1, 1)
     assert os.environ["TORCH_NCCL_BLOCKING_WAIT"] == "1", "whoever waits gets the error, and there is no watchdog"
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
