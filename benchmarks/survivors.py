@@ -41,7 +41,7 @@ SURVIVE, ANEW = "@everstep.main\ndef main(job: everstep.Context)", "def main(job
 REPORT = "everstep.report(loss="
 COUNTED = 'everstep.report(graphs=job.mean(float(counters["stats"]["unique_graphs"])), loss='
 COUNTERS = "from torch._dynamo.utils import counters\n"
-CALL = '\nif __name__ == "__main__":\n    main()\n'
+CALL = "\n    main()\n"
 
 
 def budget_of(iteration_s: float) -> float:

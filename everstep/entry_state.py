@@ -7,6 +7,10 @@ import torch
 
 from everstep.seeding import generators_state, set_generators_state
 
+_NCCL_ALGORITHMS = "NCCL_ALGO"
+"""torch sets it where it makes a group of NCCL while algorithms are deterministic (ProcessGroupNCCL), and
+`os.environ` does not hear of it. Ranks that join with different ones choose different algorithms, and wait for ever."""
+
 
 class EntryState:
     """The state at the first entry. A new process enters with the same one, if the script's top level has made it, as
@@ -20,7 +24,7 @@ class EntryState:
         self._generators = generators_state()
         self._folder = os.getcwd()
         self._dtype, self._device = torch.get_default_dtype(), torch.get_default_device()
-        self._gradients = torch.is_grad_enabled()
+        self._gradients, self._determinism = torch.is_grad_enabled(), _determinism()
         self._autocast = {device: _autocast(device) for device in _devices()}
         self._autocast_cache, self._autocast_depth = torch.is_autocast_cache_enabled(), _autocast_depth()
 
@@ -32,6 +36,11 @@ class EntryState:
         if torch.get_default_device() != self._device:
             torch.set_default_device(self._device)
         torch.set_grad_enabled(self._gradients)
+        if _determinism() != self._determinism:
+            mode, warn_only = self._determinism
+            torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+        if _NCCL_ALGORITHMS not in os.environ:
+            os.unsetenv(_NCCL_ALGORITHMS)
         for device, (enabled, dtype) in self._autocast.items():
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
@@ -44,6 +53,10 @@ class EntryState:
 def _devices() -> set[str]:
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return {"cpu", accelerator.type} if accelerator else {"cpu"}
+
+
+def _determinism() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def _autocast(device: str) -> tuple[bool, torch.dtype]:

@@ -36,6 +36,9 @@ class GroupSockets:
         self._inodes, self._cut = set[str](), set[str]()
         self._present: set[str] | None = None
         """Those that were there before the group that is being made."""
+        self.releasing = threading.Lock()
+        """Who releases groups holds it, and none is aborted meanwhile: not every class of groups can bear both at once.
+        What then waits for a peer is ended with the process, by the agent."""
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -57,14 +60,18 @@ class GroupSockets:
             surround_group_making(distributed_c10d, self.watching)
 
     def cut(self) -> None:
-        """Shut them down, and abort the groups of other backends. Called in any thread."""
+        """Shut them down; abort groups of other backends, unless they are being released. Called in any thread."""
         with self._lock:
             inodes_to_cut, present = set(self._inodes), self._present
         for inode, file in _sockets().items():
             belongs_to_group = inode in inodes_to_cut or (present is not None and inode not in present)
             if belongs_to_group and _shut_down(inode, file):
                 self._cut.add(inode)
-        _abort_groups()
+        if self.releasing.acquire(blocking=False):
+            try:
+                _abort_groups()
+            finally:
+                self.releasing.release()
 
     def cut_is_seen(self) -> bool:
         """Whether gloo has seen the end of all that was cut. A thread of its own tells who waits for a connection, then

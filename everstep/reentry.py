@@ -189,7 +189,7 @@ class _Rounds:
         In this order: releasing a group joins torch's threads, and one may be stuck in a collective that the script
         began and did not wait for. The agent ends a worker that does not say Left."""
         if self._over.is_set():
-            self._cut.wait()  # Groups are not aborted and released at the same time.
+            self._cut.wait()  # The release of a group may wait for what only the cut ends.
         end_round()
         self._release_round()
         self.sockets.forget()
@@ -202,7 +202,8 @@ class _Rounds:
         self.kept.end_round()
         gc.collect()
         self._has_objects = False
-        leave()
+        with self.sockets.releasing:
+            leave()
         sys.excepthook = self._excepthook  # torch puts its own around it whenever it joins a group, to name the rank.
         self._releases += 1
         if self._releases == 1:
@@ -237,9 +238,10 @@ class _Rounds:
     def _is_round_over(self, error: BaseException) -> bool:
         if self._over.is_set() or isinstance(error, RoundOver):
             return True
-        if lost := _lost_connection(error):
+        may_follow = _may_follow(error)
+        if lost := _lost_connection(error) or (may_follow and communicator_error()):
             return self._ends_without(lost, self._round, error)
-        return _may_follow(error) and round_ends.wait(_PEER_LOST_S)
+        return may_follow and round_ends.wait(_PEER_LOST_S)
 
     def _ends_without(self, connection: str, round_: int, error: BaseException | None = None) -> bool:
         """Whether the round ends, as a connection has failed with this error: by itself, or as the agent is told."""

@@ -13,12 +13,20 @@ _CODE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _ON_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 """3, torch's own default: its watchdog ends the process without aborting the communicator. torchrun's 1 aborts it
 first: for a moment the device goes on with wrong gradients, and a save that runs beside training could keep them."""
-_CALM = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "50", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
+_CALM = {
+    "TORCH_DIST_USE_NCCL2": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "50",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
 """After an error of NCCL or a timeout, torch's watchdog sleeps four times 50 ms, not four times 15 s, before it ends
 the process; in a survivor, neither a collective nor the end of its group goes on meanwhile. And no monitor writes down
 what was recorded, after which it would sleep for eight minutes, for which the end of the group would wait, and then end
 the process (ProcessGroupNCCL.cpp, `runLoop` of Watchdog and of HeartbeatMonitor). Everstep does not need those files:
-it asks torch's recorders themselves (`watch/flight_recorder.py`). Never run on a device."""
+it asks torch's recorders themselves (`watch/flight_recorder.py`).
+
+All this is so of ProcessGroupNCCL, which torch 2.15 takes only if it is told to (`_register_builtin_nccl_backend`).
+ProcessGroupNCCL2 raises a communicator's error where the script waits, before the agent has said that the round ends,
+and has no lock between the abort of a group and its release. Never run on a device."""
 
 
 def worker_environment(

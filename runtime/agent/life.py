@@ -40,6 +40,7 @@ from everstep.runtime.agent.worker_server import LinkHandlers, LinkServer
 from everstep.runtime.agent.worker_specs import worker_specs
 from everstep.runtime.agent.workers import Workers
 from everstep.runtime.exit_codes import ExitCode
+from everstep.runtime.platform.devices import may_have_devices
 from everstep.runtime.protocol.messages import Directive, Heartbeat, Join
 from everstep.runtime.protocol.rounds import Seat
 from everstep.runtime.protocol.survivor_link import SOCKET_NAME
@@ -116,7 +117,8 @@ class AgentLifecycle:
         settings, dependencies = self._settings, self._dependencies
         return Workers(
             settings.command, settings.preload, self._events.put, settings.python, dependencies.on_start,
-            dependencies.note, must_be_gone=must_be_gone(settings, os.environ), first_server=dependencies.fork_server,
+            dependencies.note, must_be_gone=must_be_gone(settings, os.environ),
+            has_devices=may_have_devices(os.environ), first_server=dependencies.fork_server,
             on_disconnected=self._on_disconnected,
         )  # fmt: skip
 

@@ -142,10 +142,14 @@ def why_not_to_fork() -> str | None:
 
 
 def is_cuda_initialized() -> bool:
-    """Has any library of this process initialized the CUDA driver? The driver itself is asked, if it is loaded.
+    """Has any library of this process initialized the CUDA driver, or torch that of ROCm? CUDA's itself is asked, if it
+    is loaded.
 
     Every call but cuInit returns CUDA_ERROR_NOT_INITIALIZED before (CUDA Driver API, "Initialization").
     """
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return True
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         return driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _CUDA_NOT_INITIALIZED

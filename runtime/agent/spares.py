@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from everstep.runtime.agent.output import Pipe
 from everstep.runtime.agent.settings import Settings
-from everstep.runtime.platform.devices import VARIABLE, may_have_devices
+from everstep.runtime.platform.devices import may_have_devices
 from everstep.runtime.protocol.survivor_link import Rehearsed
 
 
@@ -25,27 +25,25 @@ class Spare:
 
     local_rank: int
     """The worker whose part it rehearses."""
-    environment: Mapping[str, str]
     command: Sequence[str]
     cpus: Sequence[int]
     """Those that it is bound to; empty: all."""
     output: Pipe
     is_warm: bool = False
 
-    def fits(self, environment: Mapping[str, str], command: Sequence[str], cpus: Sequence[int]) -> bool:
-        """Can it take this worker's place? A process cannot change the devices that it sees, and what it has in memory
-        is near the CPUs that it is bound to."""
-        same_devices = self.environment.get(VARIABLE) == environment.get(VARIABLE)
-        same_cpus = tuple(self.cpus) == tuple(cpus)
-        return self.is_warm and same_devices and same_cpus and tuple(self.command) == tuple(command)
+    def fits(self, command: Sequence[str], cpus: Sequence[int]) -> bool:
+        """Can it take this worker's place? What it has in memory is near the CPUs that it is bound to."""
+        return self.is_warm and tuple(self.cpus) == tuple(cpus) and tuple(self.command) == tuple(command)
 
 
 class Spares:
     """The spares of one node, by the fork server's number."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
-        """`note` gets lines for the log."""
+    def __init__(self, note: Callable[[str], None], has_devices: bool = False) -> None:
+        """`note` gets lines for the log. `has_devices`: each local rank may have a device of its own, on which a spare
+        keeps memory, and for which it has compiled: it takes the place of no other."""
         self._note = note
+        self._has_devices = has_devices
         self._spares: dict[int, Spare] = {}
         self.failed_at: float | None = None
         """When a spare last ended by itself."""
@@ -77,11 +75,13 @@ class Spares:
         """Another one was started."""
         self._spares[number] = spare
 
-    def take(
-        self, local_rank: int, environment: Mapping[str, str], command: Sequence[str], cpus: Sequence[int]
-    ) -> tuple[int, Spare] | None:
+    def take(self, local_rank: int, command: Sequence[str], cpus: Sequence[int]) -> tuple[int, Spare] | None:
         """Remove and return the spare to take this worker's place: one that rehearsed its part if there is one."""
-        fitting = [number for number, spare in self._spares.items() if spare.fits(environment, command, cpus)]
+        fitting = [
+            number
+            for number, spare in self._spares.items()
+            if spare.fits(command, cpus) and (spare.local_rank == local_rank or not self._has_devices)
+        ]
         if not fitting:
             return None
         number = min(fitting, key=lambda number: self._spares[number].local_rank != local_rank)

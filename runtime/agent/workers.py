@@ -99,13 +99,15 @@ class Workers:
         on_start: Callable[[int, int], None] = lambda local_rank, pid: None,
         note: Callable[[str], None] = lambda line: None,
         must_be_gone: bool = False,
+        has_devices: bool = False,
         first_server: ForkServerProcess | None = None,
         on_disconnected: Callable[[int, int, str], None] = lambda round_, local_rank, error: None,
     ) -> None:
         """`python` runs the script where forking is unsafe; `on_start` gets each worker's local rank and pid; `note`
-        gets lines for the log. `must_be_gone`: nobody takes a dead worker's seat before the kernel has
-        freed what it had. `first_server`: was started for this command and preloads; None: nothing was started yet.
-        `on_disconnected` gets round, local rank and error of a worker that lost its connection to another rank."""
+        gets lines for the log. `must_be_gone`: nobody takes a dead worker's seat before the kernel has freed what it
+        had. `has_devices`: see `Spares`. `first_server`: was started for this command and preloads; None: nothing was
+        started yet. `on_disconnected` gets round, local rank and error of a worker that lost its connection to
+        another rank."""
         self._command = tuple(command)
         self._on_end = on_end
         self._on_start = on_start
@@ -120,7 +122,7 @@ class Workers:
         self._last = 0
         self.beside = Beside(self._next_number, lambda: self._server)
         self._survivors = Survivors(self._on_seated, self._on_rehearsed, self._on_lost_connection)
-        self.spares = Spares(note)
+        self.spares = Spares(note, has_devices)
         self._must_be_gone = must_be_gone
         self._folder: Path | None = None
         """For life lines; None: there are none."""
@@ -182,7 +184,7 @@ class Workers:
         if self._server is None or not self._server.alive:
             return
         number = self._next_number()
-        spare = Spare(local_rank, environment, command, cpus, Pipe(lambda _: None))
+        spare = Spare(local_rank, command, cpus, Pipe(lambda _: None))
         self.spares.add(number, spare)
         try:
             own = () if tuple(command) == self._command else tuple(command)
@@ -203,7 +205,7 @@ class Workers:
 
     def _take_spare(self, round_: int, local_rank: int, start: WorkerSpec) -> int:
         """Make a warm spare this worker; returns its number, 0 if there is none."""
-        if (spare_process := self.spares.take(local_rank, start.environment, start.command, start.cpus)) is None:
+        if (spare_process := self.spares.take(local_rank, start.command, start.cpus)) is None:
             return 0
         number, spare = spare_process
         self._running[number] = _Worker(

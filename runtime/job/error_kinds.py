@@ -106,7 +106,8 @@ TABLE = (
               is_echo=True, is_network=True),
     ErrorKind("NCCL could not connect the ranks", Hope.PERHAPS,
               "read what it says with NCCL_DEBUG=WARN; NCCL_SOCKET_IFNAME names the network that it shall use",
-              r"ncclSystemError|ncclInternalError|Bootstrap : no socket interface found", is_network=True),
+              r"ncclSystemError|ncclInternalError|Bootstrap : no socket interface found|"
+              r"unhandled system error|internal error - please report this issue to the NCCL", is_network=True),
     ErrorKind("the loss is not a number", Hope.PERHAPS,
               "lower the learning rate, clip gradients, check the data of that iteration",
               r"(?i)\bloss\b[^\n]{0,60}\b(is|was|=|became)\s*-?(nan|inf)\b|contains? (nan|inf)|returned nan values|"

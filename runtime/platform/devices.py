@@ -1,12 +1,13 @@
 """Which of this machine's devices each of its nodes sees: nodes that are processes of one machine share them out.
 
 CUDA's and ROCm's libraries number the devices that CUDA_VISIBLE_DEVICES lists from 0, so each node's workers find
-theirs by LOCAL_RANK. The numbers in that list count the devices that a process can open, in the order of the bus: a
-container's only one is 0, also where its file is /dev/nvidia3. No driver is asked in this process: that would make a
-CUDA context in a process that forks. What a device's CPUs are is in Linux's and the NVIDIA driver's files (Linux,
-"sysfs-bus-pci"; NVIDIA's README, "The /proc File System Interface"). Never run on a device.
+theirs by LOCAL_RANK. The numbers in that list count the devices that a process can open: a container's only one is 0,
+also where its file is /dev/nvidia3. CUDA counts the fastest one first, or by the bus; numbers of ours are by the bus.
+No driver is asked in this process: that would make a CUDA context in a process that forks. What a device's CPUs are is
+in Linux's and the NVIDIA driver's files (Linux, "sysfs-bus-pci"; NVIDIA's README, "The /proc File System Interface").
+Never run on a device.
 
-What differs between vendors is in the four names in capitals below. Of Intel's devices nothing is shared out: their
+What differs between vendors is in the names in capitals below. Of Intel's devices nothing is shared out: their
 ZE_AFFINITY_MASK also names parts of devices, and their files in /dev/dri are those of every display.
 """
 
@@ -27,6 +28,9 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 VARIABLES = ("HIP_VISIBLE_DEVICES", VARIABLE)
 """Each lists the devices that a process sees; the first that is set counts. ROCm takes CUDA's too (ROCm, "GPU isolation
 techniques"; torch, `_parse_visible_devices`)."""
+_ORDER = "CUDA_DEVICE_ORDER"
+"""PCI_BUS_ID: CUDA's numbers count as NVML's and `near_cpus` do, also where devices are of several kinds (CUDA C++
+Programming Guide, "CUDA Environment Variables")."""
 _DEVICE_FILES = re.compile(r"nvidia\d+")
 """One for each device: NVIDIA's driver."""
 _DRIVER_FILES = ("dxg", "kfd")
@@ -98,8 +102,10 @@ def node_devices(devices: Sequence[str], first: int, count: int) -> str:
 
 
 def shown_by(listed: str, environment: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables by which a process of this environment sees the devices of the list alone."""
-    return {name: listed for name in VARIABLES if name == VARIABLE or name in environment}
+    """The variables by which a process of this environment sees the devices of the list alone. The order is that of the
+    bus unless the environment names one, or has a list, which counts in CUDA's own."""
+    variables = {name: listed for name in VARIABLES if name == VARIABLE or name in environment}
+    return variables if {*VARIABLES, _ORDER} & environment.keys() else {**variables, _ORDER: "PCI_BUS_ID"}
 
 
 def near_cpus(

@@ -96,8 +96,6 @@ def add_gradients(
 def main(job: everstep.Context) -> None:
     """Train to the last iteration, from the newest checkpoint if there is one. Entered again after each fault."""
     options = arguments()
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # Before CUDA: cuBLAS is deterministic only then.
-    torch.use_deterministic_algorithms(True)
     data = job.keep(open_dataset, options.dataset)
 
     model = job.keep(build_model, options.model, data.vocab_size, options.seed, data.eod)
@@ -138,4 +136,6 @@ def main(job: everstep.Context) -> None:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # Before CUDA: cuBLAS is deterministic only then.
+    torch.use_deterministic_algorithms(True)  # Before the ranks meet: so is NCCL only then.
     main()

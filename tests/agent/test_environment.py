@@ -58,6 +58,11 @@ def test_nccls_watchdog_does_not_sleep_for_long_after_an_error_unless_the_user_s
     assert own.items() <= environment_of(0, own).items()
 
 
+def test_nccls_groups_are_of_the_class_that_a_survivor_can_leave_unless_the_user_says_otherwise() -> None:
+    assert environment_of(0)["TORCH_DIST_USE_NCCL2"] == "0"
+    assert environment_of(0, {"TORCH_DIST_USE_NCCL2": "1"})["TORCH_DIST_USE_NCCL2"] == "1"
+
+
 def test_the_thread_count_stays_unset_where_nobody_set_it() -> None:
     assert "OMP_NUM_THREADS" not in environment_of(0, threads="")
 

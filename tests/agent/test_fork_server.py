@@ -11,6 +11,7 @@ import threading
 import zipapp
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -18,7 +19,7 @@ import pytest
 from everstep.runtime.agent.environment import ERROR_FILE_VARIABLE
 from everstep.runtime.agent.forkserver_process import ForkServerProcess, start_fork_server
 from everstep.runtime.agent.output import NodeLog
-from everstep.runtime.agent.preload import import_turn
+from everstep.runtime.agent.preload import import_turn, is_cuda_initialized
 from everstep.runtime.agent.process_group import signal_group
 from everstep.runtime.agent.script import TRACEBACK_VARIABLE
 from everstep.runtime.agent.worker_ends import WorkerEnd
@@ -264,6 +265,12 @@ def test_an_import_that_initializes_the_cuda_driver_leads_to_exec_and_one_line_s
     ran = run_worker(tmp_path, [str(tmp_path / "train.py")])
     assert any("initialized CUDA" in line for line in ran.said) is is_plain
     assert f"[0] {is_plain}" in ran.output
+
+
+def test_torch_is_asked_too_as_rocms_driver_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = SimpleNamespace(is_initialized=lambda: True)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))  # type: ignore[arg-type]
+    assert is_cuda_initialized()
 
 
 def test_an_import_that_looks_for_devices_does_not_initialize_the_driver_and_workers_ask_it(tmp_path: Path) -> None:

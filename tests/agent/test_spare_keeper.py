@@ -59,7 +59,7 @@ class Node:
         self._numbers += 1
         self.started.append((local_rank, environment))
         self.bound_to.append(cpus)
-        self.spares.add(self._numbers, Spare(local_rank, environment, command, cpus, Pipe(lambda lines: None)))
+        self.spares.add(self._numbers, Spare(local_rank, command, cpus, Pipe(lambda lines: None)))
         if self._warms:
             self.spares.note_rehearsed(self._numbers, Rehearsed(0.1, state_bytes=77))
         else:
@@ -162,13 +162,24 @@ def test_a_spare_rehearses_a_part_that_no_other_does_on_the_cpus_of_its_worker(t
         keeping = asyncio.create_task(node.keeper.run())
         while len(node.started) < 2:
             await asyncio.sleep(0.001)
-        environment = node.started[0][1]
-        assert node.spares.take(0, environment, SETTINGS.command, ()) is None
-        assert node.spares.take(0, environment, SETTINGS.command, cpus[0]) is not None
+        assert node.spares.take(0, SETTINGS.command, ()) is None
+        assert node.spares.take(0, SETTINGS.command, cpus[0]) is not None
         while len(node.started) < 3:
             await asyncio.sleep(0.001)
         keeping.cancel()
         assert [local_rank for local_rank, _ in node.started] == [0, 1, 0]
         assert node.bound_to == [cpus[0], cpus[1], cpus[0]]
+
+    run(story)
+
+
+@pytest.mark.parametrize("has_devices", [False, True])
+def test_a_spare_takes_another_local_ranks_place_unless_each_has_a_device_of_its_own(has_devices: bool) -> None:
+    async def story() -> None:
+        spares = Spares(lambda line: None, has_devices)
+        spares.add(7, Spare(0, SETTINGS.command, (), Pipe(lambda lines: None)))
+        spares.note_rehearsed(7, Rehearsed(0.1))
+        takes_place_of = [spares.take(local_rank, SETTINGS.command, ()) is not None for local_rank in (1, 0)]
+        assert takes_place_of == [not has_devices, has_devices]
 
     run(story)

@@ -136,6 +136,11 @@ WRITTEN = [
      "the connection to another rank broke"),
     ("ncclInternalError: Internal check failed.\nLast error:\nBootstrap : no socket interface found", 1,
      "NCCL could not connect the ranks"),
+    # torch's nccl2/ProcessGroupNCCL.cpp, with NCCL's own words for ncclSystemError and ncclInternalError.
+    ("RuntimeError: NCCL AllReduce failed: unhandled system error (run with NCCL_DEBUG=INFO for details)", 1,
+     "NCCL could not connect the ranks"),
+    ("RuntimeError: NCCL AllGather failed: internal error - please report this issue to the NCCL developers", 1,
+     "NCCL could not connect the ranks"),
     # NVIDIA's "XID Errors", as the driver writes it to the kernel's log.
     ("NVRM: Xid (PCI:0000:04:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", 1,
      "a GPU failed or fell off the bus (Xid)"),

@@ -39,7 +39,12 @@ def test_rocms_own_list_counts_before_cudas_and_a_node_gets_both() -> None:
     environment = {"CUDA_VISIBLE_DEVICES": "0,1,2", "HIP_VISIBLE_DEVICES": "2,3"}
     assert machine_devices(environment) == ("2", "3")
     assert shown_by("3", environment) == {"CUDA_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "3"}
-    assert shown_by("3", {}) == {"CUDA_VISIBLE_DEVICES": "3"}
+
+
+def test_numbers_of_everstep_count_by_the_bus_and_the_users_as_cuda_or_the_user_says() -> None:
+    assert shown_by("3", {}) == {"CUDA_VISIBLE_DEVICES": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert shown_by("3", {"CUDA_VISIBLE_DEVICES": "2,3"}) == {"CUDA_VISIBLE_DEVICES": "3"}
+    assert shown_by("3", {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}) == {"CUDA_VISIBLE_DEVICES": "3"}
 
 
 @pytest.mark.parametrize("driver", ["dxg", "kfd"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,25 @@ def test_two_undisturbed_trainings_give_the_same_bytes(tmp_path: Path, dataset: 
     first, second = (train(tmp_path / name, dataset, model, 6) for name in ("a", "b"))
     assert first["iteration"] == 6
     assert first["objects"][0]["digest"] == second["objects"][0]["digest"]
+
+
+def test_algorithms_are_deterministic_before_the_ranks_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    import everstep
+
+    def look() -> None:
+        found.append((torch.are_deterministic_algorithms_enabled(), os.environ["CUBLAS_WORKSPACE_CONFIG"]))
+
+    found = list[tuple[bool, str]]()
+    monkeypatch.setattr(everstep, "main", lambda function: look)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # The script's own does not stay after this test.
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    try:
+        runpy.run_path(str(LLAMA), run_name="__main__")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert found == [(True, ":4096:8")]
 
 
 def test_tiny_has_the_same_random_weights_for_a_seed() -> None:

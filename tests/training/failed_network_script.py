@@ -1,8 +1,8 @@
 """A survivor whose communicator fails within a collective that does not end: `failed_network_script.py WORD`.
 
 With WORD `lost` a peer has ended, which the agent says at once; with `told` the agent ends the round when it is told of
-the error; with `alone` it says nothing. What the worker tells it is printed. With `cleaning` the round ends while the
-script's function ends by an error of its own.
+the error, and with `raised`, where the collective raises one of no known kind, too; with `alone` it says nothing. What
+the worker tells it is printed. With `cleaning` the round ends while the script's function ends by an error of its own.
 """
 
 import os
@@ -33,7 +33,7 @@ class Link:
     def send(self, message: Any) -> None:
         """From the worker."""
         print(message, file=sys.stderr)
-        if sys.argv[1] == "told" and isinstance(message, LostConnection):
+        if sys.argv[1] in ("told", "raised") and isinstance(message, LostConnection):
             self.messages.put((RoundEnded(message.round), []))
 
 
@@ -50,7 +50,7 @@ def main() -> None:
         return "COMM_ERROR of default_pg on cuda"
 
     def local_device(local_rank: int) -> torch.device:
-        return torch.device("cuda", local_rank)
+        return torch.device("cpu" if sys.argv[1] == "raised" else "cuda", local_rank)
 
     reentry.communicator_error = communicator_error
     reentry.local_device = local_device
@@ -60,6 +60,8 @@ def main() -> None:
 
     def collective() -> None:
         fails.set()
+        if sys.argv[1] == "raised":
+            raise RuntimeError("NCCL AllReduce failed: of no known kind")
         assert not threading.Event().wait(30.0)
 
     def cleaning() -> None:

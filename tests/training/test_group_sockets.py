@@ -81,6 +81,22 @@ def test_communicators_are_aborted_all_at_a_time_as_one_may_wait_for_the_others_
     assert ended == ["aborted"] * 2
 
 
+def test_no_group_is_aborted_while_groups_are_released_nor_released_while_one_is_aborted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sockets, could_release = group_sockets.GroupSockets(), list[bool]()
+
+    def abort() -> None:
+        could_release.append(sockets.releasing.acquire(blocking=False))
+
+    monkeypatch.setattr(group_sockets, "_abort_groups", abort)
+    with sockets.releasing:
+        sockets.cut()
+    assert could_release == []
+    sockets.cut()
+    assert could_release == [False]
+
+
 @pytest.mark.parametrize(
     ("name", "told"),
     [

@@ -22,6 +22,7 @@ ENDING_READER = Path(__file__).with_name("ending_reader_script.py")
 ENTRY_STATE = Path(__file__).with_name("entry_state_script.py")
 RETURNING = Path(__file__).with_name("returning_script.py")
 LAST_ITERATION = Path(__file__).with_name("last_iteration_script.py")
+RELEASING = Path(__file__).with_name("releasing_script.py")
 
 
 def caused(error: BaseException, by: BaseException) -> BaseException:
@@ -32,6 +33,11 @@ def caused(error: BaseException, by: BaseException) -> BaseException:
 
 def test_a_seat_that_comes_at_once_is_taken(tmp_path: Path, forks: Forks) -> None:
     number = forks.start([str(SCRIPT)], {}, tmp_path / "err")
+    assert forks.wait(number) == 0, (tmp_path / "err").read_text()
+
+
+def test_no_group_is_aborted_while_a_survivor_releases_its_groups(tmp_path: Path, forks: Forks) -> None:
+    number = forks.start([str(RELEASING)], {}, tmp_path / "err")
     assert forks.wait(number) == 0, (tmp_path / "err").read_text()
 
 
@@ -93,7 +99,9 @@ def test_a_worker_whose_function_is_done_is_no_survivor_any_more(how: str, tmp_p
     assert (tmp_path / "out").read_text() == "[1, 2] ['Survive', 'Left', 'Seated']"
 
 
-@pytest.mark.parametrize(("word", "code"), [("lost", LEAVING), ("told", LEAVING), ("alone", ENDED_ALONE)])
+@pytest.mark.parametrize(
+    ("word", "code"), [("lost", LEAVING), ("told", LEAVING), ("raised", LEAVING), ("alone", ENDED_ALONE)]
+)
 def test_a_communicators_error_is_told_to_the_agent_and_ends_the_worker_only_if_nobody_ends_the_round(
     word: str, code: int, tmp_path: Path, forks: Forks
 ) -> None:
@@ -132,6 +140,7 @@ MISMATCH = (
             "NCCL error in: a.cpp:94, remote process exited or there was a network error\nncclRemoteError"
         ),
         dist.DistBackendError("NCCL error in: a.cpp:94, unhandled system error\nncclSystemError: System call failed"),
+        RuntimeError("NCCL AllReduce failed: unhandled system error (run with NCCL_DEBUG=INFO for details)"),
         caused(ValueError("in the script's own words"), RuntimeError(f"{GLOO} Connection closed by peer [::1]:4242")),
     ],
     ids=str,

@@ -66,3 +66,15 @@ def test_after_an_interrupted_join_or_leave_a_process_can_join_again(
     leave()
     assert distributed_c10d._world.pg_map == {}
     assert name_after_join() == "0"
+
+
+@pytest.mark.parametrize(
+    ("value", "creates"), [("0", "_create_nccl_process_group"), ("1", "_create_nccl2_process_group")]
+)
+def test_torch_asks_for_the_class_of_nccls_groups_when_a_process_makes_its_first(
+    value: str, creates: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DIST_USE_NCCL2", value)
+    monkeypatch.setattr(dist.Backend, "_plugins", {})
+    distributed_c10d.BackendConfig("nccl")
+    assert dist.Backend._plugins["NCCL"].creator_fn is getattr(distributed_c10d, creates)
