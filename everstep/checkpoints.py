@@ -85,6 +85,8 @@ class Checkpointer(worker.Checkpointer):
     def __init__(self, state: dict[str, Any], checkpoints: Checkpoints | None = None) -> None:
         """Announce how much memory `state` needs. `checkpoints`: where they are kept; by default as `init` decided.
 
+        Under an agent a process has one: that which it made before is closed.
+
         Raises StateError for a value that cannot be checkpointed (with its key path), LinkError if shared memory has no
         room for it, and RuntimeError before `everstep.init`.
         """
@@ -92,6 +94,7 @@ class Checkpointer(worker.Checkpointer):
             current("Checkpointer")
             checkpoints = Checkpoints()
         session, context = checkpoints.session, checkpoints.session.context
+        session.close_checkpointer()
         ahead, session.ahead = session.ahead, None
         if context.link is not None:
             local_rank = context.link.local_rank

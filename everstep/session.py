@@ -115,6 +115,13 @@ class Session:
         if self.loop is not None:
             self.loop.begin_round()
 
+    def close_checkpointer(self) -> None:
+        """Afterwards nothing writes a slot. The next one, which may be another round's, finds the pages mapped."""
+        if self.checkpointer is not None:
+            self.checkpointer.close()
+            self.ahead = self.checkpointer.segment
+        self.checkpointer = None
+
     def beacon(self, name: str) -> None:
         self.end_evaluation()
         self.evaluates_since = time.perf_counter() if name == EVALUATION else None
@@ -312,10 +319,7 @@ def begin_iteration() -> None:
 def end_round() -> None:
     """Let go of what belongs to the round; afterwards nothing writes a slot."""
     if _session is not None:
-        if _session.checkpointer is not None:
-            _session.checkpointer.close()
-            _session.ahead = _session.checkpointer.segment
-        _session.checkpointer = None
+        _session.close_checkpointer()
 
 
 def mapped_segment() -> SegmentFile | None:

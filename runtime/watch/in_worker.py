@@ -112,11 +112,6 @@ def show_phase(name: str) -> None:
         _watch.show_phase(name)
 
 
-def preparing() -> AbstractContextManager[None]:
-    """What optimizers step meanwhile is no iteration: their state is made before the first one."""
-    return _watch.preparing() if _watch is not None else nullcontext()
-
-
 def note_restore(iteration: int) -> None:
     """This worker has restored what earlier processes had made up to that iteration."""
     if _watch is not None:

@@ -5,6 +5,7 @@ which devices have a context, what is registered, and what streams and events we
 """
 
 import inspect
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._device import _device_constructors
 
 REAL = SimpleNamespace(Stream=torch.cuda.Stream, Event=torch.cuda.Event)
 _MAKERS = ("empty", "full", "zeros", "randn", "arange")
@@ -33,6 +35,8 @@ class StandIn:
         """What cudaHostRegister answers."""
         self.most_registered = 1000
         """As many parts; of more it answers that there is no memory."""
+        self.keeps_registered = False
+        """Does cudaHostUnregister refuse?"""
         self.log: list[str] = []
         """What was told to streams and events, and what is registered no more, in order."""
         self.free_bytes = 1 << 30
@@ -102,6 +106,8 @@ class StandIn:
 
     def host_unregister(self, address: int) -> "_Error":
         self.use()
+        if self.keeps_registered:
+            return _Error(2)
         self.log.append("unregistered")
         del self.registered[address]
         return _Error(0)
@@ -124,7 +130,7 @@ class Stream:
         if more:
             inspect.signature(REAL.Stream.__new__).bind(REAL.Stream, **more)
         index = stand.index_of(device)
-        self._stand, self.name = stand, name
+        self._stand, self.name, self.priority = stand, name, more.get("priority", 0)
         self.device = torch.device("cuda", index if index >= 0 else stand.current)
 
     def wait_event(self, event: "Event") -> None:
@@ -174,10 +180,13 @@ class Event:
 
 def _on_cpu(make: Callable[..., torch.Tensor], stand: StandIn) -> Callable[..., torch.Tensor]:
     def on_cpu(*arguments: Any, pin_memory: bool = False, device: Any = None, **more: Any) -> torch.Tensor:
-        if device is not None or pin_memory:
-            size = arguments[0] if arguments and isinstance(arguments[0], int) else 0
+        if device is not None:
+            shape = arguments[0] if arguments and isinstance(arguments[0], int | tuple) else 0
+            count = shape if isinstance(shape, int) else math.prod(shape)
+            size = count * (more.get("dtype") or torch.float32).itemsize
             if size > stand.free_bytes:
                 raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size >> 30} GiB.")
+            more["device"] = "cpu"
         return make(*arguments, **more)
 
     return on_cpu
@@ -205,6 +214,7 @@ def stand_in(patch: pytest.MonkeyPatch, own: int = 1, count: int = 2) -> StandIn
     }
     for name, replacement in replaced.items():
         patch.setattr(torch.cuda, name, replacement)
+    _device_constructors()  # Torch looks once, and must not find what is replaced here.
     for name in _MAKERS:
         patch.setattr(torch, name, _on_cpu(getattr(torch, name), stand))
 

@@ -1,11 +1,13 @@
 """Ranks without an agent begin from one checkpoint, or all fail, whichever of them the store fails."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from everstep.runtime.checkpoint.state.flatten import flatten
+from everstep.runtime.checkpoint.worker import agreement
 from everstep.runtime.checkpoint.worker.agreement import broadcast_from_rank_0, max_over_ranks
 from everstep.runtime.checkpoint.worker.standalone import StandaloneKeeper
 from everstep.runtime.store import DirectoryStore
@@ -13,6 +15,7 @@ from tests.checkpoint.agreeing_ranks import CASES
 from tests.forks import Forks
 
 WORLD_SIZE = 3
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -36,5 +39,33 @@ def test_all_ranks_restore_the_same_or_fail(restored_by_rank: list[dict[str, int
 
 
 def test_a_process_by_itself_agrees_with_itself() -> None:
-    assert broadcast_from_rank_0(lambda: (4, 2)) == (4, 2)
-    assert max_over_ranks(0.5) == 0.5
+    assert broadcast_from_rank_0(lambda: (4, 2), CPU) == (4, 2)
+    assert max_over_ranks(0.5, CPU) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("backends", "own", "bound", "local_rank", "devices", "chosen"),
+    [
+        ("cpu:gloo,cuda:gloo", "cuda:3", None, "3", 8, "cpu"),
+        ("cpu:gloo,cuda:nccl", "cuda:3", None, "3", 8, "cpu"),
+        ("cuda:nccl", "cuda:3", 5, "5", 8, "cuda:3"),
+        ("cuda:nccl", "cpu", 5, "3", 8, "cuda:5"),
+        ("cuda:nccl", "cpu", None, "3", 8, "cuda:3"),
+        ("cuda:nccl", "cpu", None, "3", 1, "cuda:0"),
+    ],
+)
+def test_ranks_agree_on_a_device_that_no_other_rank_has(
+    backends: str,
+    own: str,
+    bound: int | None,
+    local_rank: str,
+    devices: int,
+    chosen: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group = SimpleNamespace(bound_device_id=None if bound is None else torch.device("cuda", bound))
+    monkeypatch.setattr(agreement.dist, "get_backend_config", lambda: backends)
+    monkeypatch.setattr(agreement.dist, "group", SimpleNamespace(WORLD=group))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: devices)
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert agreement._group_device(torch.device(own)) == torch.device(chosen)

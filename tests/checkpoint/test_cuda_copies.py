@@ -4,14 +4,15 @@ import gc
 import itertools
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
-from everstep.runtime.checkpoint.shard import cuda_copies, device_copies
+from everstep.runtime.checkpoint.shard import copy_to_slot, cuda_copies, device_copies
+from everstep.runtime.checkpoint.shard.copy_to_slot import Stager
 from everstep.runtime.checkpoint.shard.cuda_copies import CudaCopies
-from everstep.runtime.checkpoint.shard.device_copies import CopyPlan, Gather, Piece
+from everstep.runtime.checkpoint.shard.device_copies import CopyPlan, Gather, Piece, as_bytes
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
 from everstep.runtime.checkpoint.state.flatten import FlatState, flatten
 from everstep.runtime.checkpoint.state.traversal import NamedTensors
@@ -155,6 +156,24 @@ def test_of_a_slot_that_can_be_registered_in_part_only_nothing_stays_registered(
     assert stand.log == ["unregistered"] * 2
 
 
+def test_parts_of_a_slot_that_cannot_be_unregistered_stay_known_until_the_end(
+    stand: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_copies, "_REGISTERED_BYTES", 4096)
+    stand.most_registered, stand.keeps_registered = 2, True
+    slot, copies = torch.zeros(4 * 4096, dtype=torch.uint8), CudaCopies(torch.device("cpu"))
+    with pytest.raises(RuntimeError, match="cudaHostUnregister"):
+        copies.register(memoryview(slot.numpy().data))
+    assert len(stand.registered) == 2
+    spans = note_spans(monkeypatch)
+    copies.begin([(slot[40:16040].view(torch.float32), torch.arange(4000.0))], []).wait()
+    assert torch.equal(slot[40:16040].view(torch.float32), torch.arange(4000.0))
+    assert [is_in_one_part(span, stand) for span in spans] == [True, True, False]
+    stand.keeps_registered = False
+    del copies
+    assert not stand.registered
+
+
 def test_a_slot_is_registered_no_further_once_its_round_ends(stand: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_copies, "_REGISTERED_BYTES", 4096)
     CudaCopies(torch.device("cpu")).register(memoryview(bytearray(4 * 4096)), lambda: len(stand.registered) == 2)
@@ -295,6 +314,54 @@ def test_small_tensors_are_copied_one_by_one_where_a_full_device_has_no_room_to_
     assert all(is_in_one_part(span, stand) for span in spans)
 
 
+def test_tensors_that_are_not_contiguous_go_through_the_host_where_a_full_device_has_no_room_for_a_copy(
+    stand: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_copies, "_REGISTERED_BYTES", 4096)
+    images = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    columns, small = torch.arange(1500.0).view(30, 50).T, torch.arange(6.0).view(2, 3).T
+    slot = torch.zeros(3 * 4096, dtype=torch.uint8)
+    copies = CudaCopies(torch.device("cpu"))
+    copies.register(memoryview(slot.numpy().data))
+    places = slot[:480].view(torch.float32).view(images.shape), slot[480:6480].view(torch.float32).view(columns.shape)
+    gather = Gather(slot[6480:6528], [0, 24], [small, small])
+    stand.free_bytes = 100  # No copy of `columns`, which cross a seam.
+    copy, failures = torch.Tensor.copy_, list[str]()
+
+    def copy_if_there_is_room(target: torch.Tensor, source: torch.Tensor, **more: Any) -> torch.Tensor:
+        if more and source.shape == images.shape:
+            failures.append("copy")
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return copy(target, source, **more)
+
+    def as_bytes_once_there_is_room(source: torch.Tensor) -> torch.Tensor:
+        if "bytes" not in failures:
+            failures.append("bytes")
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return as_bytes(source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy_if_there_is_room)
+    monkeypatch.setattr(cuda_copies, "as_bytes", as_bytes_once_there_is_room)
+    copies.begin(list(zip(places, (images, columns), strict=True)), [gather]).wait()
+    assert failures == ["copy", "bytes"]
+    assert torch.equal(places[0], images)
+    assert torch.equal(places[1], columns)
+    assert torch.equal(gather.target.view(torch.float32).view(2, 3, 2), small.expand(2, 3, 2))
+
+
+def test_copies_have_a_stream_of_a_priority_that_is_neither_the_default_nor_fsdps_nor_nccls(stand: StandIn) -> None:
+    assert cast(Any, CudaCopies(torch.device("cpu"))._stream).priority == -2
+
+
+def test_a_restore_goes_through_memory_of_the_host_whatever_the_default_device_is(stand: StandIn) -> None:
+    target = torch.zeros(4, dtype=torch.uint8)
+    with torch.device("meta"):
+        uploads = CudaCopies(torch.device("cpu")).uploads()
+        uploads.add(memoryview(bytes(range(4))), [Piece(0, target)])
+        uploads.wait()
+    assert target.tolist() == [0, 1, 2, 3]
+
+
 class OnAnotherDevice(torch.Tensor):
     """As far as it says."""
 
@@ -325,6 +392,23 @@ def test_tensors_of_a_second_device_cross_no_seam_either(stand: StandIn, monkeyp
     CopyPlan(layout, tensors, {"here"}, torch.device("cpu")).begin(slot, tree, text, copies, 1).wait()
     assert torch.equal(layout.tensors["there"].view(slot), torch.arange(5000.0))
     assert layout.tensors["here"].view(slot).tolist() == [0.0, 1.0, 2.0]
+
+
+def test_copies_by_threads_begin_after_all_that_the_device_was_given_on_any_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[Any] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", events.append)
+    monkeypatch.setattr(copy_to_slot, "copy_tensors", lambda *_: events.append("copies"))
+    plain = flatten({"here": torch.arange(3.0), "there": torch.arange(5000.0)})
+    text = json_bytes({"iteration": 1, "state": plain.json})
+    layout = plan_layout(plain.tensors, state_capacity(text), plain.parts())
+    tensors = {**plain.tensors, "there": plain.tensors["there"].as_subclass(OnAnotherDevice)}
+    tree = FlatState([NamedTensors(list(tensors), list(tensors.values()), list(tensors.values()))])
+    Stager(layout, tree).stage(0, memoryview(bytearray(layout.size)), tree, text, 1)
+    first, *then = events
+    assert first == torch.device("cuda", 0)
+    assert set(then) == {"copies"}
 
 
 def test_a_block_with_small_and_large_pieces_goes_to_its_tensors(stand: StandIn) -> None:

@@ -138,3 +138,11 @@ def test_a_torn_shard_is_refused(cut: int) -> None:
 def test_a_file_of_somebody_else_is_refused() -> None:
     with pytest.raises(RestoreError, match="not a shard of Everstep"):
         read_shard(bytearray(safetensors.torch.save({"a": torch.zeros(3)})))
+
+
+def test_a_shard_is_written_and_read_in_memory_of_the_host_whatever_the_default_device_is() -> None:
+    state = {"some": torch.arange(5.0), "none": torch.zeros(0, 3)}
+    with torch.device("meta"):
+        read, _ = read_shard(stage_state(state))
+    assert read["some"].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert read["none"].is_cpu

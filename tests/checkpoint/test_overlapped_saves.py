@@ -1,28 +1,40 @@
 """Copies that run beside training, on a device of threads: each shard is of one moment, whenever it is looked at."""
 
+import gc
+import os
 import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import patch
+from weakref import ref
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
+from everstep import checkpoints
 from everstep.runtime.checkpoint.errors import AbortedError
 from everstep.runtime.checkpoint.shard import device_copies
 from everstep.runtime.checkpoint.shard.device_copies import CopyPlan
 from everstep.runtime.checkpoint.shard.layout import json_bytes, plan_layout, state_capacity
+from everstep.runtime.checkpoint.state import stateful
 from everstep.runtime.checkpoint.state.flatten import flatten
 from everstep.runtime.checkpoint.worker import overlapped_saves
 from everstep.runtime.checkpoint.worker.checkpointer import Checkpointer
 from everstep.runtime.checkpoint.worker.overlapped_saves import OverlappedSaves, _memory, _Plan, _Save, stepped_names
-from everstep.session import RoundOver
+from everstep.runtime.checkpoint.worker.staging_interval import StagingInterval
+from everstep.session import Context, RoundOver, Session
 from tests.checkpoint.threaded_device import Stream, ThreadedDevice
+from tests.forks import Forks
+from tests.harness import wait_until
 
 SIZES = (3, 5, 20_000, 7, 1, 40_000, 2)
 """Elements of the parameters: small ones side by side, and large ones."""
@@ -77,6 +89,26 @@ class Training:
         with patch.object(self.device.compute, "queue"):
             self.optimizer.step()
         self.device.records, self.optimizer.steps = False, before
+
+    def prepare(self) -> None:
+        """As each load does with an optimizer that keeps nothing, as SGD."""
+        before = self.optimizer.steps
+        with patch.object(stateful, "_check_starts_from_zero"):
+            stateful.prepare_optimizer(self.optimizer, "optimizer")
+        self.optimizer.steps = before
+
+    def step_in_a_fork(self) -> None:
+        """A process that was forked steps; its tensors are its own, and CUDA refuses to be asked anything there."""
+        before, in_the_child = self.optimizer.steps, patch.object(os, "getpid", lambda: 1)
+        refusing = patch.object(self.device, "is_recording", side_effect=RuntimeError("Cannot re-initialize CUDA"))
+        with in_the_child, refusing, patch.object(self.device.compute, "queue"):
+            self.optimizer.step()
+        self.optimizer.steps = before
+
+    def replace(self) -> None:
+        """The script makes another Checkpointer, which closes this one."""
+        self.saves.close()
+        self.saves = OverlappedSaves(self.device)
 
     def save(self) -> None:
         """Save into the slot that is not the newest."""
@@ -142,7 +174,12 @@ def training(seed: int, kind: type[Training] = Training) -> Iterator[Any]:
 
 
 @settings(deadline=None)
-@given(actions=st.lists(st.sampled_from(["step", "save", "look"]), min_size=1, max_size=14), seed=st.integers(0, 999))
+@given(
+    actions=st.lists(
+        st.sampled_from(["step", "save", "look", "prepare", "step_in_a_fork", "replace"]), min_size=1, max_size=14
+    ),
+    seed=st.integers(0, 999),
+)
 def test_a_committed_shard_is_of_one_moment_whatever_is_queued_and_whenever_it_is_killed(
     actions: list[str], seed: int
 ) -> None:
@@ -160,7 +197,9 @@ def test_a_committed_shard_is_of_one_moment_whatever_is_queued_and_whenever_it_i
 @settings(deadline=None)
 @given(
     before=st.lists(st.sampled_from(["step", "save"]), max_size=4),
-    after=st.lists(st.sampled_from(["step", "replay", "save", "look"]), min_size=1, max_size=10),
+    after=st.lists(
+        st.sampled_from(["step", "replay", "save", "look", "prepare", "step_in_a_fork"]), min_size=1, max_size=10
+    ),
     seed=st.integers(0, 999),
 )
 def test_a_committed_shard_is_of_one_moment_where_steps_are_in_a_graph_too(
@@ -168,6 +207,23 @@ def test_a_committed_shard_is_of_one_moment_where_steps_are_in_a_graph_too(
 ) -> None:
     with training(seed) as run:
         for action in ["step", *before, "capture", *after, "save"]:
+            getattr(run, action)()
+        run.saves.finish()
+        run.look()
+        assert run.torn == []
+        assert run.committed[-1][1] == run.iteration
+
+
+@settings(deadline=None)
+@given(
+    after=st.lists(st.sampled_from(["replay", "prepare", "save", "look", "replace"]), min_size=1, max_size=10),
+    seed=st.integers(0, 999),
+)
+def test_a_committed_shard_is_of_one_moment_where_the_graph_is_older_than_the_checkpointer(
+    after: list[str], seed: int
+) -> None:
+    with training(seed) as run:
+        for action in ["replay", *after, "save"]:
             getattr(run, action)()
         run.saves.finish()
         run.look()
@@ -289,6 +345,120 @@ def test_a_step_that_comes_while_the_end_of_the_copies_is_noted_is_no_change_of_
         has_stepped.set()
         run.saves.finish()
         assert [iteration for _, iteration in run.committed] == [1]
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_the_first_save_into_a_slot_is_not_typical_and_later_ones_are_even_if_it_cannot_be_registered(
+    refuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bool:
+        raise RuntimeError("no more memory can be locked")
+
+    def save(run: Training) -> bool:
+        run.step()
+        run.save()
+        run.saves.finish()
+        for registration in run.saves._registrations.values():
+            registration.result()
+        return run.saves.is_typical
+
+    with training(0) as run:
+        if refuses:
+            monkeypatch.setattr(run.device, "register", refuse)
+        assert [save(run) for _ in range(6)] == [False] * 2 + [True] * 4
+
+
+def test_a_save_that_waits_until_its_slot_is_registered_is_not_typical() -> None:
+    class Late(Future[bool]):
+        """Ends when it is waited for."""
+
+        def result(self, timeout: float | None = None) -> bool:
+            self.set_result(True)
+            return super().result(timeout)
+
+    with training(0) as run:
+        run.saves._registrations[0] = Late()
+        run.step()
+        run.save()
+        assert not run.saves.is_typical
+        run.saves.finish()
+
+
+def test_what_saves_cost_that_are_not_typical_is_no_cost_of_staging(
+    node: Any, make_state: Callable[[int], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+
+    def note(*given: Any) -> bool:
+        told.append(given[-1])
+        return False
+
+    monkeypatch.setattr(StagingInterval, "record_save", note)
+    device, state = ThreadedDevice(3, trains_here=True), make_state(1)
+    node.begin(1)
+    beside = Checkpointer(state, keeper=node.link(), copies=lambda _: device)
+    node.has_memory()
+    assert beside._overlapped is not None
+    for iteration in range(1, 7):
+        beside.save(iteration, state)
+        beside.flush(iteration)
+        for registration in beside._overlapped._registrations.values():
+            registration.result()
+    beside.close()
+    device.end()
+    assert told == [False] * 3 + [True] * 3
+    Checkpointer(state, keeper=node.link()).save(7, state)
+    assert told[-1], "as copies do not run beside training"
+
+
+def test_saves_that_nobody_has_any_more_hold_steps_until_their_copies_have_ended_and_are_gone() -> None:
+    device = ThreadedDevice(0)
+    run = Training(device)
+    run.step()
+    release = threading.Event()
+    device.compute.wait_for(release)  # The copies cannot begin.
+    run.save()
+    saves = ref(run.saves)
+    del run.saves
+    gc.collect()
+    run.step()
+    assert len(device.holds) == 1
+    release.set()
+    wait_until(lambda: gc.collect() >= 0 and saves() is None, "the saves are gone")
+    assert [iteration for _, iteration in run.committed] == [1]
+    assert run.torn == []
+    run.step()
+    assert len(device.holds) == 1
+    device.end()
+
+
+def test_a_second_checkpointer_of_a_round_closes_the_first_and_goes_on_with_its_memory(
+    node: Any, make_state: Callable[[int], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, state = ThreadedDevice(3, trains_here=True), make_state(1)
+    monkeypatch.setattr(overlapped_saves, "_KINDS", {"cpu": lambda _: device})
+    node.begin(1)
+    session = Session(Context(0, 1, 0, torch.device("cpu"), 1, node.link()))
+    kept = cast(Any, SimpleNamespace(session=session, alone=None))
+    before = len(_global_optimizer_pre_hooks)
+    first = checkpoints.Checkpointer(state, kept)
+    first.save(1, state)
+    second = checkpoints.Checkpointer(state, kept)
+    assert node.newest().iteration == 1
+    assert len(_global_optimizer_pre_hooks) == before + 1
+    assert second.segment is first.segment
+    second.save(2, state)
+    second.flush(2)
+    assert node.newest().iteration == 2
+    session.close_checkpointer()
+    assert len(_global_optimizer_pre_hooks) == before
+    device.end()
+
+
+def test_the_end_of_a_script_does_not_wait_until_all_its_memory_is_registered(forks: Forks, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert forks.run(["-m", "tests.checkpoint.registering_script"], {}, log) == 3, log.read_text()
+    assert log.read_text().splitlines() == ["registration was cancelled"] * 2
 
 
 def test_the_cost_of_registering_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -537,6 +707,27 @@ def test_what_a_device_computes_after_its_collectives_were_aborted_is_not_kept(
     checkpointer.close()
     assert node.newest().iteration == 1
     device.end()
+
+
+@pytest.mark.parametrize("has_devices", [True, False])
+def test_a_state_on_the_cpu_that_a_device_may_have_computed_is_not_kept_after_an_abort_either(
+    has_devices: bool, node: Any, make_state: Callable[[int], dict[str, Any]]
+) -> None:
+    aborted = threading.Event()
+    node.begin(1)
+    state = make_state(1)
+    with patch.object(torch.accelerator, "is_available", lambda: has_devices):
+        checkpointer = Checkpointer(state, keeper=node.link(), is_aborted=aborted.is_set)
+    checkpointer.save(1, state)
+    aborted.set()
+    if has_devices:
+        with pytest.raises(AbortedError, match="not kept"):
+            checkpointer.save(2, state)
+        checkpointer.flush(1)
+    else:  # An aborted collective of gloo has raised before.
+        checkpointer.save(2, state)
+        checkpointer.flush(2)
+    assert node.newest().iteration == (1 if has_devices else 2)
 
 
 class Clock:

@@ -60,3 +60,21 @@ def test_when_staging_is_cheap_again_each_iteration_is_staged_again() -> None:
     assert thinning.every == 16
     train(thinning, 200, 1.0, 0.001)
     assert (thinning.every, thinning.why) == (1, "each iteration is staged again")
+
+
+def test_saves_that_are_not_typical_count_neither_as_the_cost_nor_as_the_time_of_an_iteration() -> None:
+    thinning = StagingInterval(0.02)
+    now = 100.0
+    for stall in (2.0, 2.0, 2.0, 0.005, 1.2, 1.6, *[0.005] * 11):
+        now += 1.0 + stall
+        thinning.record_save(stall, True, now, is_typical=stall < 1)
+    assert (thinning.every, thinning.why) == (1, "")
+
+
+def test_while_no_save_is_staged_the_cost_is_that_measured_last() -> None:
+    thinning = StagingInterval(0.01)
+    train(thinning, FIRST_DECISION + 1, 1.0, 0.5)
+    assert thinning.every == 64
+    for iteration in range(2 * FIRST_DECISION + 1):  # The next decision.
+        thinning.record_save(0.0, False, 200.0 + iteration)
+    assert thinning.every == 64

@@ -69,7 +69,7 @@ def start_processes(folder: Path, calls: list[int]) -> list[StandaloneKeeper]:
     places: list[tuple[int, int]] = []
 
     def agree(rank: int) -> Agree:
-        def numbers(look: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+        def numbers(look: Callable[[], tuple[int, int]], _: torch.device) -> tuple[int, int]:
             if rank == 0:
                 places[:] = [look()]
             return places[0]
@@ -77,7 +77,7 @@ def start_processes(folder: Path, calls: list[int]) -> list[StandaloneKeeper]:
         return numbers
 
     ranks = [
-        StandaloneKeeper(Mortal(folder, 10**6), "j", collectives=Collectives(agree(rank), float))
+        StandaloneKeeper(Mortal(folder, 10**6), "j", collectives=Collectives(agree(rank), lambda mine, _: mine))
         for rank in range(len(calls))
     ]
     for rank, alone in enumerate(ranks):
@@ -211,6 +211,17 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_every_rank_and_named(tmp_
         StandaloneKeeper(store, "j").restore(lambda sources: read_whole(*sources)[1])
 
 
+def test_a_checkpoint_is_read_into_memory_of_the_host_whatever_the_default_device_is(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    alone = StandaloneKeeper(store, "j")
+    alone.save(4, part(4, 0, 0), persist=True)
+    alone.flush(4)
+    with torch.device("meta"):
+        state, _ = StandaloneKeeper(store, "j").restore(lambda sources: read_whole(*sources)) or ({}, 0)
+        check(tmp_path)  # Shard by shard.
+    assert state["rank0"].tolist() == [4.0] * 300
+
+
 def test_a_rank_that_fails_takes_the_others_to_an_older_one(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
     for iteration in (1, 2):
@@ -218,7 +229,7 @@ def test_a_rank_that_fails_takes_the_others_to_an_older_one(tmp_path: Path) -> N
         alone.save(iteration, part(iteration, 0, 0), persist=True)
         alone.flush(iteration)
     answers = iter([1.0, 0.0])
-    alone = StandaloneKeeper(store, "j", collectives=Collectives(largest=lambda mine: next(answers)))
+    alone = StandaloneKeeper(store, "j", collectives=Collectives(largest=lambda *_: next(answers)))
     assert alone.restore(lambda sources: sources.holdings[0].iteration) == 1
 
 

@@ -152,11 +152,11 @@ def test_export_of_ranks_own_states_says_what_reads_them(tmp_path: Path, capsys:
     store = open_store(str(tmp_path / "store"))
     claims: list[tuple[int, int]] = []
 
-    def agree(claim: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    def agree(claim: Callable[[], tuple[int, int]], _: torch.device) -> tuple[int, int]:
         claims.extend([] if claims else [claim()])
         return claims[0]
 
-    ranks = [StandaloneKeeper(store, "j", collectives=Collectives(agree, float)) for _ in range(2)]
+    ranks = [StandaloneKeeper(store, "j", collectives=Collectives(agree, lambda mine, _: mine)) for _ in range(2)]
     for rank, alone in enumerate(ranks):
         alone.join(rank, 2)
     for rank, alone in enumerate(ranks):

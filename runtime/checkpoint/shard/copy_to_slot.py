@@ -97,6 +97,10 @@ class Stager:
         def group(names: list[str]) -> None:
             copy_tensors([views[name] for name in names], [tree.tensors[name] for name in names])
 
+        for (
+            device
+        ) in self._devices:  # It trains on a stream of the caller's, for which those of the threads do not wait.
+            torch.accelerator.synchronize(device)
         faults.point("checkpoint.before_copy", iteration=iteration)
         self.layout.write_state(buffer, json)
         for half, then in zip(self._halves, ("checkpoint.mid_copy", "checkpoint.after_copy"), strict=True):
@@ -109,6 +113,7 @@ class Stager:
     def _arrange(self, tree: FlatState) -> None:
         """Plan the copies. The plan holds for all states of the same traversal."""
         self._walk = tree.traversal
+        self._devices = _accelerators(tree.tensors.values())
         self._halves = _split_halves(self.layout, tree.tensors, self._threads.count)
         self._views.clear()
 
@@ -121,7 +126,7 @@ def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> No
     """
     if not targets:
         return
-    devices = {device for device in (*map(_device, targets), *map(_device, sources)) if device.type != "cpu"}
+    devices = _accelerators([*targets, *sources])
     with torch.no_grad():
         if devices:  # torch would conjugate and negate on the host, without a wait for the bytes.
             sources = [source.resolve_conj().resolve_neg() for source in sources]
@@ -131,6 +136,10 @@ def copy_tensors(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> No
         )
     for device in devices:
         torch.accelerator.synchronize(device)
+
+
+def _accelerators(tensors: Iterable[torch.Tensor]) -> set[torch.device]:
+    return {device for device in map(_device, tensors) if device.type != "cpu"}
 
 
 def _split_halves(layout: Layout, tensors: Mapping[str, torch.Tensor], threads: int) -> tuple[Half, Half]:

@@ -37,6 +37,10 @@ _BUFFERS = 16
 copying it: they are made as they are needed."""
 _REGISTERED_BYTES = 1 << 30
 """Registered at once."""
+_PRIORITY = -2
+"""torch has 32 streams of each priority, and gives them out in turn (CUDAStream.h, "Stream pool note"): one that is
+asked for later would be the copies' own, and each would wait for the other. Most programs ask for 0, FSDP2 for -1, NCCL
+for 0 or the highest of four. A device that has fewer takes the nearest."""
 
 
 class CudaCopies:
@@ -47,12 +51,12 @@ class CudaCopies:
         self.upload_threads = max(1, min(_BUFFERS, len(os.sched_getaffinity(0)) // max(1, torch.cuda.device_count())))
         """A worker's share of its node's cores: launchers give torch's own work one thread where a node has several
         workers."""
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device, priority=_PRIORITY)
         self._registered: dict[int, torch.Tensor] = {}
         """By their addresses; they keep the memory mapped."""
         self._seams: tuple[int, ...] = ()
-        """Addresses at which one registered part of a slot meets the next, in order. Replaced, never changed: another
-        slot may be registered while copies begin."""
+        """Addresses at which a registered part begins or ends, in order. Replaced, never changed: another slot may be
+        registered while copies begin."""
         self._packs = True
         """Are small tensors packed on the device?"""
         weakref.finalize(self, _unregister_at_end, device, self._registered, os.getpid()).atexit = False
@@ -65,17 +69,20 @@ class CudaCopies:
             return False
         parts = {part.data_ptr(): part for part in flat.split(_REGISTERED_BYTES)}
         done = dict[int, torch.Tensor]()
-        with torch.cuda.device(self.device):
-            for address, part in parts.items():
-                if is_cancelled():  # A survivor has little time to leave a round.
-                    _unregister(self.device, done)
-                    return False
-                if code := int(_runtime().cudaHostRegister(address, len(part), 0)):
-                    _unregister(self.device, done)
-                    raise RuntimeError(f"cudaHostRegister of {len(flat) / 1e6:.1f} MB: {_describe(code)}")
-                done[address] = part
-        self._registered |= done
-        self._seams = tuple(sorted({*self._seams, *list(parts)[1:]}))
+        try:
+            with torch.cuda.device(self.device):
+                for address, part in parts.items():
+                    if is_cancelled():  # A survivor has little time to leave a round.
+                        _unregister(self.device, done)
+                        return False
+                    if code := int(_runtime().cudaHostRegister(address, len(part), 0)):
+                        _unregister(self.device, done)
+                        raise RuntimeError(f"cudaHostRegister of {len(flat) / 1e6:.1f} MB: {_describe(code)}")
+                    done[address] = part
+        finally:  # Also what could not be unregistered.
+            self._registered |= done
+            edges = {edge for at, part in self._registered.items() for edge in (at, at + len(part))}
+            self._seams = tuple(sorted(edges))
         return True
 
     def wait(self) -> None:
@@ -89,7 +96,7 @@ class CudaCopies:
             return torch.cuda.is_current_stream_capturing()
 
     def begin(self, pairs: Pairs, gathers: Sequence[Gather], at_once: Pairs = ()) -> "_CudaCopying":
-        """Raises RuntimeError (torch.OutOfMemoryError: no room for a tensor's copy that is contiguous, or resolved)."""
+        """Raises RuntimeError (torch.OutOfMemoryError: no room to copy a tensor with gaps, or a conjugated one)."""
         with torch.no_grad(), torch.cuda.device(self.device):
             with torch.cuda.stream(self._stream):
                 buffers = [self._room_for(gather) for gather in gathers]
@@ -103,10 +110,10 @@ class CudaCopies:
             for gather, buffer in zip(gathers, buffers, strict=True):
                 if buffer is None:
                     for target, source in zip(packed_views(gather.target, gather), gather.sources, strict=True):
-                        self._copy(target, as_bytes(source))
+                        self._copy(target, _bytes_of(source))
                     continue
                 torch._foreach_copy_(  # pyright: ignore[reportPrivateImportUsage]
-                    packed_views(buffer, gather), list(map(as_bytes, gather.sources))
+                    packed_views(buffer, gather), list(map(_bytes_of, gather.sources))
                 )
                 self._copy(gather.target, buffer)
             for source in [
@@ -138,6 +145,14 @@ class CudaCopies:
         return None
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """On the present stream. A full device may have no room for a source's copy that is contiguous: then the source
+        comes to the host as it is, which waits for the stream."""
+        try:
+            self._copy_beside(target, source)
+        except torch.OutOfMemoryError:
+            target.copy_(source.cpu())
+
+    def _copy_beside(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """On the present stream, in parts where a seam crosses the target.
 
         torch conjugates and negates on the host, and does not wait for the bytes (Copy.cu): so the device does it."""
@@ -151,6 +166,14 @@ class CudaCopies:
         flat_target, flat_source = (some.reshape(-1).view(torch.uint8) for some in (target, source))
         for part in map(slice, [0, *cuts], [*cuts, None]):
             flat_target[part].copy_(flat_source[part], non_blocking=True)
+
+
+def _bytes_of(source: torch.Tensor) -> torch.Tensor:
+    """`as_bytes`; on the host if a full device has no room for them."""
+    try:
+        return as_bytes(source)
+    except torch.OutOfMemoryError:
+        return as_bytes(source.cpu())
 
 
 def _unregister_at_end(device: torch.device, registered: dict[int, torch.Tensor], pid: int) -> None:
@@ -258,7 +281,7 @@ class _CudaUploads:
 
 
 def _make_pinned() -> _Pinned:
-    memory = torch.empty(BLOCK_BYTES, dtype=torch.uint8, pin_memory=True)
+    memory = torch.empty(BLOCK_BYTES, dtype=torch.uint8, device="cpu", pin_memory=True)
     return _Pinned(memory, torch.cuda.Event(blocking=True))
 
 

@@ -71,7 +71,7 @@ class TensorInfo:
     def view(self, buffer: memoryview) -> torch.Tensor:
         """A tensor that shares those bytes of `buffer`."""
         if not self.size:
-            return torch.empty(self.shape, dtype=self.dtype)
+            return torch.empty(self.shape, dtype=self.dtype, device="cpu")
         count = self.size // self.dtype.itemsize
         return torch.frombuffer(buffer, dtype=self.dtype, offset=self.start, count=count).view(self.shape)
 

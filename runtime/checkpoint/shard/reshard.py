@@ -219,7 +219,9 @@ def assemble_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
         _, missing = cover(whole_part(parts[name]).box, _boxes_of(shards, path))
         if missing:
             raise _inconsistent_error(shards, f"{path}: no shard has the part at {list(missing[0].offset)}")
-    tensors = {name: torch.empty(shape, dtype=layout.tensors[name].dtype) for name, shape in parts.items()}
+    tensors = {
+        name: torch.empty(shape, dtype=layout.tensors[name].dtype, device="cpu") for name, shape in parts.items()
+    }
     gather(shards, [WantedTensor(name, whole_part(tensor.shape), tensor) for name, tensor in tensors.items()])
     return decode(saved_fields["state"], tensors.__getitem__), int(saved_fields["iteration"])
 
@@ -227,7 +229,7 @@ def assemble_state(shards: Sequence[Shard]) -> tuple[dict[str, Any], int]:
 def read_value(shard: Shard, json: Any) -> Any:
     """A value out of `shard.saved`, with the tensors that it names. Raises PassedOverError."""
     places = {name: shard.layout.tensors[name] for name in tensor_names(json)}
-    tensors = {name: torch.empty(place.shape, dtype=place.dtype) for name, place in places.items()}
+    tensors = {name: torch.empty(place.shape, dtype=place.dtype, device="cpu") for name, place in places.items()}
     gather([shard], [WantedTensor(name, whole_part(tensor.shape), tensor) for name, tensor in tensors.items()])
     return decode(json, tensors.__getitem__)
 

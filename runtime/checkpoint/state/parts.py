@@ -77,7 +77,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local()  # pyright: ignore[reportAttributeAccessIssue]
     if _is_fsdp1(tensor):
         shard = _local_shard(tensor)
-        return shard.tensor if shard else torch.empty((0, *tensor.shape[1:]), dtype=tensor.dtype)
+        return shard.tensor if shard else torch.empty((0, *tensor.shape[1:]), dtype=tensor.dtype, device="cpu")
     return tensor
 
 

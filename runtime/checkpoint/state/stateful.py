@@ -11,7 +11,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from everstep.runtime.checkpoint.errors import StateError
-from everstep.runtime.watch import in_worker
 
 
 @runtime_checkable
@@ -45,7 +44,8 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer, path: str) -> None:
     """Create the optimizer's state before its first step, so that its size is known and it can be restored in place.
 
     One step with empty stand-in parameters shows what the optimizer stores for each parameter. A stored tensor of the
-    stand-in's shape becomes zeros of the parameter's shape. Weights and gradients are not touched.
+    stand-in's shape becomes zeros of the parameter's shape. Weights and gradients are not touched, and no hook of torch
+    is called: it is no step of the training.
 
     Raises StateError for an optimizer whose state does not start from zeros.
     """
@@ -55,8 +55,9 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer, path: str) -> None:
     _check_starts_from_zero(optimizer, path)
     groups = [[(p, _stand_in(p)) for p in parameters] for parameters in own_groups]
     stand_ins = [[stand_in for _, stand_in in pairs] for pairs in groups]
-    with in_worker.preparing(), _swap_parameters(optimizer, stand_ins):
-        type(optimizer).step(optimizer)
+    with _swap_parameters(optimizer, stand_ins):
+        step = type(optimizer).step
+        getattr(step, "__wrapped__", step)(optimizer)  # Torch has wrapped it to call the hooks.
     for parameter, stand_in in (pair for pairs in groups for pair in pairs):
         if (optimizer_entry := optimizer.state.pop(stand_in, None)) is not None:
             optimizer.state[parameter] = {

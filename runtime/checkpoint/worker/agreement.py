@@ -2,9 +2,10 @@
 initialised.
 
 Each function is then a collective: every rank must call it, or all wait. Without torch.distributed a process agrees
-with itself.
+with itself. `own` is the device with the state; a script need not have selected it as the current one.
 """
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -17,7 +18,7 @@ GROUP_BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl", "npu": "hccl"}
 _FAILED = -1
 
 
-def broadcast_from_rank_0(look: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+def broadcast_from_rank_0(look: Callable[[], tuple[int, int]], own: torch.device) -> tuple[int, int]:
     """Call `look` on rank 0 and return its two numbers, which are not negative, on every rank. An OSError from `look`
     is raised on rank 0; the other ranks raise UnreachableError, so none waits for a failed rank."""
     if not _is_distributed():
@@ -28,7 +29,7 @@ def broadcast_from_rank_0(look: Callable[[], tuple[int, int]]) -> tuple[int, int
             numbers = look()
         except OSError as error:  # Raised below, after the others have been told.
             failure = error
-    both = torch.tensor(numbers, device=_device())
+    both = torch.tensor(numbers, device=_group_device(own))
     dist.broadcast(both, 0)
     if failure is not None:
         raise failure
@@ -38,11 +39,11 @@ def broadcast_from_rank_0(look: Callable[[], tuple[int, int]]) -> tuple[int, int
     return first, second
 
 
-def max_over_ranks(mine: float) -> float:
+def max_over_ranks(mine: float, own: torch.device) -> float:
     """The largest number of all ranks."""
     if not _is_distributed():
         return mine
-    both = torch.tensor([mine], dtype=torch.float64, device=_device())
+    both = torch.tensor([mine], dtype=torch.float64, device=_group_device(own))
     dist.all_reduce(both, dist.ReduceOp.MAX)
     return float(both[0])
 
@@ -56,7 +57,14 @@ def _is_distributed() -> bool:
     return world_size() > 1
 
 
-def _device() -> str:
-    """The kind of device whose tensors the default group exchanges."""
-    backend = dist.get_backend()
-    return next((kind for kind, name in GROUP_BACKENDS.items() if name == backend), "cpu")
+def _group_device(own: torch.device) -> torch.device:
+    """A device whose tensors the default group exchanges: the CPU if it can be, else one that no other rank has (NCCL
+    refuses the others: "Duplicate GPU detected")."""
+    kinds = [pair.partition(":")[0] for pair in dist.get_backend_config().split(",")]
+    if "cpu" in kinds:
+        return torch.device("cpu")
+    if own.type in kinds:
+        return own
+    assert dist.group.WORLD is not None
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))  # Each rank may see one device, its own.
+    return dist.group.WORLD.bound_device_id or torch.device(kinds[0], local_rank % torch.accelerator.device_count())

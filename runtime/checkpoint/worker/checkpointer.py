@@ -126,7 +126,8 @@ class Checkpointer:
         self._walker = Flattener()
         tree = self._flatten(state)
         self._device = device_of(tree)
-        self._on_device = self._device.type != "cpu"
+        self._has_device = self._device.type != "cpu" or torch.accelerator.is_available()
+        """May a device have computed the state? It may be on the CPU all the same, as with FSDP2's CPUOffloadPolicy."""
         self._make_copies, self._copies = copies, None
         self._sharded = tree.is_sharded() or (isinstance(state, RankState) and world_size() > 1)
         self._stages = self._sharded or local_rank == 0
@@ -139,9 +140,11 @@ class Checkpointer:
         """Tell whoever keeps the state of it; if nobody does, note how much memory it would need."""
         if self._link is not None:
             self._announce(tree, _encode_values(0, tree))
-        elif self._alone is not None and self._sharded:
-            self._alone.join(self._rank, world_size())
-        elif self._alone is None and not self._sharded:
+        elif self._alone is not None:
+            self._alone.device = self._device
+            if self._sharded:
+                self._alone.join(self._rank, world_size())
+        elif not self._sharded:
             with suppress(StateError):  # Nothing is staged here.
                 self.slot_bytes = _plan(tree, _encode_values(0, tree)).size
 
@@ -188,7 +191,9 @@ class Checkpointer:
         self._save(iteration, state, persist, is_staged)
         self.stall_s = mark.idle_s() if mark is not None else time.perf_counter() - began
         self.stall_s, self._held_s = self.stall_s + self._held_s, 0.0
-        if self._interval.record_save(max(0.0, self.stall_s - self._waited_s), is_staged, began) and self._rank == 0:
+        is_typical = self._overlapped is None or self._overlapped.is_typical
+        stall_s = max(0.0, self.stall_s - self._waited_s)
+        if self._interval.record_save(stall_s, is_staged, began, is_typical) and self._rank == 0:
             print(f"everstep: {self._interval.why}", file=sys.stderr)
 
     def _save(self, iteration: int, state: dict[str, Any], persist: bool, is_staged: bool) -> None:
@@ -298,7 +303,8 @@ class Checkpointer:
             self.close()
         segment = self._link.ask(Announce(capacity, self._sharded), Segment)
         if self._stages and segment.overhead != self._interval.overhead:
-            self._interval = StagingInterval(segment.overhead, max_over_ranks if self._sharded else float)
+            largest = partial(max_over_ranks, own=self._device) if self._sharded else float
+            self._interval = StagingInterval(segment.overhead, largest)
         self._segment, self._populated = self._map_segment(Path(segment.path)), not capacity
         if self._segment.copies is None:
             self._segment.copies = self._make_copies(self._device)
@@ -345,7 +351,7 @@ class Checkpointer:
             began = time.perf_counter()
             self._stager.stage(slot, buffer, tree, text, iteration)
             self.copy_s = time.perf_counter() - began
-            if self._on_device:
+            if self._has_device:
                 self._require_sound()
             self._link.tell(stage)
             faults.point("checkpoint.after_commit", iteration=iteration)

@@ -10,6 +10,7 @@ One save is under way at a time. A thread waits for its copies, then commits it.
    (it does not count those by `tensor.data`).
 """
 
+import os
 import sys
 import threading
 import time
@@ -20,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -143,6 +144,9 @@ class OverlappedSaves:
         self._refusals = 0
         """How often it was not."""
         self._closes = threading.Event()
+        # At its end the interpreter waits for all that an executor was given. It may end already.
+        with suppress(RuntimeError):
+            threading._register_atexit(self._closes.set)  # pyright: ignore[reportAttributeAccessIssue]
         self._save: _Save | None = None
         """Whose copies may still run."""
         self._holding: list[Copying] = []
@@ -155,9 +159,11 @@ class OverlappedSaves:
         """Is each step that may come held by the hook, and does nothing else change parameters?"""
         self.is_kept = True
         """Was the last save committed, unless it is still under way?"""
-        # Compiled code would call what it has traced of the hook, and in an order of its own.
-        before_step: Any = torch.compiler.disable(lambda optimizer, *_: self._before_step(optimizer))
-        self._hook = register_optimizer_step_pre_hook(before_step)
+        self.is_typical = False
+        """Will later saves take as long as the last one? It was not the first one into its slot, and did not wait until
+        that was registered."""
+        self._pid = os.getpid()
+        self._hook = register_optimizer_step_pre_hook(_hook_of(ref(self)))
 
     def begin(
         self,
@@ -179,6 +185,7 @@ class OverlappedSaves:
             plan = self._plan = _Plan.of(layout, state, tree, self._copies.device)
         number, buffer = slot
         registration = self._registrations.get(number)
+        self.is_typical = registration is not None and registration.done()
         if registration and not registration.result() and self._refusals < _MOST_REFUSALS:
             del self._registrations[number]  # As while a CUDA graph was captured: it is tried again.
         sources = {name: (tree.tensors[name], _version(tree.tensors[name])) for name in plan.copies.later}
@@ -226,7 +233,10 @@ class OverlappedSaves:
         return bool(own) and own <= seen
 
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """The hook. What is recorded now is not done now: torch.cuda.graph has waited for the device."""
+        """The hook. What is recorded now is not done now: torch.cuda.graph has waited for the device. A process
+        that was forked has tensors of its own, and must ask CUDA nothing."""
+        if os.getpid() != self._pid:
+            return
         if self._copies.is_recording():
             self._runs_beside = False
             if self._save is not None:  # Its copies have ended; what is recorded counts as a change, and is none.
@@ -263,6 +273,18 @@ class OverlappedSaves:
             self._tells = False
             print(_REGISTERED.format(len(buffer) / 1e9, time.perf_counter() - began), file=sys.stderr)
         return True
+
+
+def _hook_of(saves: ref[OverlappedSaves]) -> Any:
+    """The hook keeps neither the saves nor their memory: nobody closes those of a Checkpointer that a round's end has
+    interrupted while it was made."""
+
+    def before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if (live := saves()) is not None:
+            live._before_step(optimizer)
+
+    # Compiled code would call what it has traced of the hook, and in an order of its own.
+    return torch.compiler.disable(before_step)
 
 
 def stepped_names(state: Mapping[str, Any], tree: FlatState, device: torch.device) -> set[str]:

@@ -21,8 +21,12 @@ class StagingInterval:
         self.every = 1
         self.why = ""
         """The reason in one line; empty while each iteration is staged."""
-        self._saves = self._staged = 0
-        self._stalled = 0.0
+        self._saves = self._typical = 0
+        """Since the last decision: all, and the typical ones that staged."""
+        self._stalled = self._typical_s = 0.0
+        """What these took."""
+        self._cost = 0.0
+        """What a typical one took when there were such, in seconds."""
         self._began: float | None = None
         self._decides_at = FIRST_DECISION
 
@@ -30,33 +34,37 @@ class StagingInterval:
         """Is the state after this iteration staged?"""
         return iteration % self.every == 0
 
-    def record_save(self, stall_s: float, is_staged: bool, now: float) -> bool:
-        """Record a save that did or did not stage. Returns True if the interval changed. All ranks must call it after
-        the same saves."""
+    def record_save(self, stall_s: float, is_staged: bool, now: float, is_typical: bool = True) -> bool:
+        """Record a save that did or did not stage. One that is not typical, as later ones will take less, does not
+        count as what staging costs. Returns True if the interval changed. All ranks must call it after the same
+        saves."""
         if not self.overhead:
             return False
         if self._began is None:  # The first save is not typical: it meets page faults.
             self._began = now
             return False
         self._saves += 1
-        self._staged += is_staged
         self._stalled += stall_s * is_staged
+        if is_staged and is_typical:
+            self._typical += 1
+            self._typical_s += stall_s
         if self._saves < self._decides_at:
             return False
         self._decides_at *= 2
         return self._decide(now - self._began)
 
     def _decide(self, elapsed: float) -> bool:
-        cost = self._stalled / max(self._staged, 1)
+        if self._typical:
+            self._cost = self._typical_s / self._typical
         iteration = max((elapsed - self._stalled) / self._saves, 1e-9)
-        needed_interval = self._largest(cost * (1 - self.overhead) / (self.overhead * iteration))
+        needed_interval = self._largest(self._cost * (1 - self.overhead) / (self.overhead * iteration))
         every = 1 << math.ceil(math.log2(max(1.0, needed_interval)))
-        self._saves = self._staged = 0
-        self._stalled, self._began = 0.0, None
+        self._saves = self._typical = 0
+        self._stalled = self._typical_s = 0.0
+        self._began = None
         has_changed, self.every = every != self.every, every
         if has_changed:
-            self.why = (
-                f"one in {every} iterations is staged: staging one takes {cost:.3f} s, an iteration {iteration:.3f} s"
-            )
+            why = f"staging one takes {self._cost:.3f} s, an iteration {iteration:.3f} s"
+            self.why = f"one in {every} iterations is staged: {why}"
             self.why = self.why if every > 1 else "each iteration is staged again"
         return has_changed

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+import torch
 from msgspec.structs import replace
 
 from everstep.runtime import faults
@@ -48,7 +49,7 @@ from everstep.runtime.store import NoSuchKey, Store, StoreError
 
 T = TypeVar("T")
 
-Agree = Callable[[Callable[[], tuple[int, int]]], tuple[int, int]]
+Agree = Callable[[Callable[[], tuple[int, int]], torch.device], tuple[int, int]]
 """The signature of `agreement.broadcast_from_rank_0`."""
 _LOADED, _PASSED, _UNFIT = 0.0, 1.0, 2.0
 """A rank's verdict on a checkpoint; the worst verdict decides."""
@@ -64,7 +65,7 @@ class Collectives:
     """How the ranks of a sharded state agree. Every rank must call them."""
 
     agree: Agree = broadcast_from_rank_0
-    largest: Callable[[float], float] = max_over_ranks
+    largest: Callable[[float, torch.device], float] = max_over_ranks
 
 
 class StandaloneKeeper:
@@ -85,6 +86,8 @@ class StandaloneKeeper:
         from. `slots` keep every state of a single process."""
         self.store, self.prefix = store, checkpoints_prefix(job)
         self._job, self._every_s, self._interval, self._slots = job, every_s, interval, slots
+        self.device = torch.device("cpu")
+        """Of the state, as far as it is known: the ranks may have to agree there."""
         self._rank, self._world_size = 0, 1
         self._agree, self._largest = collectives.agree, collectives.largest
         self._round = 0
@@ -107,7 +110,7 @@ class StandaloneKeeper:
         to a round that no other run of the job has, not even an abandoned run that still writes. Raises StoreError,
         UnreachableError."""
         self._rank, self._world_size = rank, world_size
-        self._round, _ = self._agree(lambda: (self._claim_round(), 0))
+        self._round, _ = self._agree(lambda: (self._claim_round(), 0), self.device)
 
     def restore(self, load: Callable[[Sources], T]) -> T | None:
         """Return `load` of the newest committed checkpoint that every rank can read, however it was sharded; None if
@@ -119,10 +122,10 @@ class StandaloneKeeper:
         if (restored_value := self._restore_from_slot(load)) is not None:
             return restored_value
         places_passed: dict[CheckpointId, RestoreError | None] = {}
-        while (place := self._agree(lambda: self._newest_committed(places_passed))) != (0, 0):
+        while (place := self._agree(lambda: self._newest_committed(places_passed), self.device)) != (0, 0):
             folder = checkpoint_folder(self._job, place)
             restored_value, error = self._try_load(folder, load)
-            verdict = self._largest(_verdict(error))
+            verdict = self._largest(_verdict(error), self.device)
             if verdict == _LOADED:
                 self._policy = self._policy._replace(started_from=place)
                 return restored_value
@@ -133,7 +136,7 @@ class StandaloneKeeper:
             if error is not None:
                 print(f"everstep: {folder} is skipped: {error}", file=sys.stderr)
         unread = [error for error in places_passed.values() if error and error.flaw is not Flaw.DAMAGED]
-        if self._largest(float(bool(unread))):
+        if self._largest(float(bool(unread)), self.device):
             why = str(unread[0]) if unread else "another rank could not read one"
             raise UnreachableError(f"no checkpoint below {self.prefix} can be read, though some may be complete: {why}")
         return None
