@@ -6,13 +6,13 @@
 Needs Python 3.11 or later, torch 2.9 or later, and what `make gpu-bundle` brings along; no network. One GPU is enough;
 lines for several say "needs N devices", and one "needs transformers". Each line is measured in a process of its own,
 which takes less than 8 minutes: what fails there, or never ends, leaves the next line alone. The most valuable lines
-come first. None begins after --minutes. Exit code 1 if a line does not hold.
+come first. None begins in the last minute of --minutes, and one that is cut by their end is not judged. Exit code 1 if
+a line does not hold.
 """
 
 import argparse
 import os
 import platform
-import shutil
 import sys
 import tempfile
 import time
@@ -27,10 +27,12 @@ import torch
 
 from benchmarks import gpu_copies, gpu_runs
 from benchmarks.acceptance import Line, is_asked, judge, parse_options
-from benchmarks.apart import PartError, run_apart
+from benchmarks.apart import PartError, PartTimeoutError, run_apart
 
 LIMIT_S = 470.0
 """Of one line."""
+LEAST_S = 60.0
+"""With less time left no line is begun."""
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
@@ -40,8 +42,8 @@ class Part(NamedTuple):
     promise: str
     wanted: str
     devices: int
-    measure: Callable[[argparse.Namespace], tuple[str, bool]]
-    """Returns what was measured, and whether the promise holds."""
+    measure: Callable[[argparse.Namespace], tuple[str, bool | None]]
+    """Returns what was measured, and whether the promise holds; None: this machine cannot show it."""
     package: str = ""
     """What it needs besides, and the bundle does not bring."""
 
@@ -87,15 +89,18 @@ def describe_machine() -> Machine:
     return Machine(count, f"{count} x {facts.name}, {facts.total_memory / 1e9:.0f} GB; {driver}")
 
 
-def describe_host(shared_memory: Path) -> str:
+def describe_host(options: argparse.Namespace) -> str:
     """What matters of it."""
-    shared = os.statvfs(shared_memory)
-    free, shared_free = psutil.virtual_memory().available, shared.f_bavail * shared.f_frsize
-    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), "no C compiler")
+    free, shared_free = psutil.virtual_memory().available, gpu_copies.free_bytes(options.shared_memory)
+    size = gpu_copies.host_gib(options) * 2**30
+    more = (
+        "" if size >= gpu_copies.PROMISED_BYTES else ", too little to judge it (--shared-memory, --memory-gib, --gib)"
+    )
     return (
         f"torch {torch.__version__}; Python {platform.python_version()}; {os.cpu_count()} cores, "
         f"{free / 1e9:.0f} GB of memory and {shared_free / 1e9:.1f} GB of shared memory free; "
-        f"Linux {platform.release()}; {compiler}"
+        f"Linux {platform.release()}; {gpu_runs.missing_compiler() or 'a C compiler'}; "
+        f"at most {size / 1e9:.1f} GB of state{more}"
     )
 
 
@@ -112,7 +117,7 @@ def lines(options: argparse.Namespace, devices: int) -> Iterator[Line]:
             yield Line(part.promise, part.wanted, f"needs {part.devices} devices", None)
         elif part.package and find_spec(part.package) is None:
             yield Line(part.promise, part.wanted, f"needs {part.package}", None)
-        elif left <= 0:
+        elif left < LEAST_S:
             yield Line(part.promise, part.wanted, f"not begun within {options.minutes:g} minutes", None)
         else:
             yield measure(part, options, min(LIMIT_S, left))
@@ -125,6 +130,8 @@ def measure(part: Part, options: argparse.Namespace, limit_s: float) -> Line:
         own_options = argparse.Namespace(**vars(options), folder=Path(name))
         try:
             outcome, holds = run_apart(partial(part.measure, own_options), limit_s)
+        except PartTimeoutError as error:
+            outcome, holds = (f"{error}", False) if limit_s >= LIMIT_S else (f"cut by --minutes: {error}", None)
         except PartError as error:
             outcome, holds = f"{error}", False
     print(f"({time.monotonic() - began:.0f} s)", end=" ", file=sys.stderr, flush=True)
@@ -135,7 +142,7 @@ def main() -> None:
     """Measure, print the table, exit 1 if a line does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=12.0, help="state to save, if there is room (default 12: 1 B)")
-    parser.add_argument("--minutes", type=float, default=11.5, help="no line is measured any more (default 11.5)")
+    parser.add_argument("--minutes", type=float, default=11.5, help="all lines are measured by then (default 11.5)")
     parser.add_argument("--shared-memory", type=Path, default=Path("/dev/shm"), help="a tmpfs (default /dev/shm)")
     parser.add_argument(
         "--memory-gib",
@@ -144,7 +151,7 @@ def main() -> None:
         help="memory that may be used, where a virtual machine gets more as it uses it (default: what is free now)",
     )
     options = parse_options(parser, [part.promise for part in PARTS])
-    print(describe_host(options.shared_memory), flush=True)
+    print(describe_host(options), flush=True)
     machine = run_apart(describe_machine, LIMIT_S)
     print(machine.words, flush=True)
     judge(lines(options, machine.devices))

@@ -27,8 +27,12 @@ class PartError(RuntimeError):
     """What the work raised, or how its process ended: one line."""
 
 
+class PartTimeoutError(PartError):
+    """The work took too long."""
+
+
 def run_apart(work: Callable[[], T], limit_s: float) -> T:
-    """What `work` returns, which must be picklable. Raises PartError, also if it takes longer than `limit_s`.
+    """What `work` returns, which must be picklable. Raises PartError; PartTimeoutError after `limit_s`.
 
     Its stacks are printed shortly before. Processes that it has left in its process group are ended.
     """
@@ -40,7 +44,7 @@ def run_apart(work: Callable[[], T], limit_s: float) -> T:
     sender.close()
     try:
         if not receiver.poll(limit_s):
-            raise PartError(f"not done within {limit_s:.0f} s")
+            raise PartTimeoutError(f"not done within {limit_s:.0f} s")
         value, problem = receiver.recv()
     except EOFError:
         process.join(_PATIENCE_S)

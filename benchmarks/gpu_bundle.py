@@ -54,6 +54,7 @@ def bundle(folder: Path) -> int:
     (folder / "wheels").mkdir(parents=True)
     files = subprocess.run(["git", "archive", "HEAD", *FOLDERS], cwd=ROOT, stdout=subprocess.PIPE, check=True)
     subprocess.run(["tar", "-x", "-C", folder], input=files.stdout, check=True)
+    (folder / "tests" / "__init__.py").touch()  # Else a package of that name in site-packages would be found first.
     versions = folder / "versions.txt"
     versions.write_text(locked((ROOT / "constraints.txt").read_text(), PACKAGES))
     command = [sys.executable, "-m", "pip", "download", "-q", "--require-hashes", "--only-binary=:all:", "--no-deps"]

@@ -8,24 +8,33 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.gpu_copies import free_bytes
 from everstep.runtime.agent.device_watch import line_of
 from everstep.runtime.agent.preload import is_cuda_initialized
 from everstep.runtime.diagnosis.devices import exercise_devices
+from everstep.runtime.diagnosis.evidence import DeviceFinding
 from everstep.runtime.job.error_kinds import kind_of
+from everstep.runtime.job.records import RoundBroken
+from everstep.runtime.journal.journal import read_journal
 from everstep.runtime.platform.devices import machine_devices, node_devices, shown_by
+from everstep.runtime.store import DirectoryStore
 from everstep.runtime.system.gpu_readings import NoReadingsError, open_nvml, read_devices
 from tests.datasets import write_dataset
 from tests.harness import ROOT
 
 SCRIPT_S = 200.0
 """Within this a script's job has ended, also where torch compiles for the first time."""
+END_S = 10.0
+"""Within this a launcher that is asked to end has ended its agents."""
 TIMEOUT_S = 15.0
 """Of a group whose collective exceeds it: the ranks also meet within it."""
 COPIED_BYTES = 1 << 30
@@ -56,31 +65,61 @@ def launch(store: Path, script: str, arguments: Sequence[str], *flags: str) -> s
 
 def run(command: Sequence[str], limit_s: float = SCRIPT_S, **more: Any) -> str:
     """The output of Python with these arguments. Raises RunError, and ends it by SIGTERM after `limit_s`."""
-    process = subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                               text=True, **more)  # fmt: skip
+    file = partial(tempfile.TemporaryFile, "w+", errors="replace")  # A pipe may be held by others.
+    with file() as out, file() as errors:
+        files = {"stdout": out, "stderr": errors, **more}
+        process = subprocess.Popen([sys.executable, *command], cwd=ROOT, **files)
+        problem = _wait(process, limit_s)
+        texts = list[str]()
+        for written in (out, errors):
+            written.seek(0)
+            texts.append(written.read())
+    output, error_text = texts
+    if problem or process.returncode:
+        print(output, error_text, sep="\n", file=sys.stderr)
+        words = [line for line in (error_text or output).splitlines() if line.strip()]
+        raise RunError(problem or f"exit code {process.returncode}: {(words or [''])[-1][:200]}")
+    return output
+
+
+def _wait(process: subprocess.Popen[Any], limit_s: float) -> str:
+    """Wait for its end, and end it after `limit_s`; returns a problem then."""
     try:
-        out, errors = process.communicate(timeout=limit_s)
+        process.wait(limit_s)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)  # By which a launcher ends its agents.
-        print(process.communicate()[1], file=sys.stderr)
-        raise RunError(f"not done within {limit_s:.0f} s") from None
-    if process.returncode:
-        print(errors, file=sys.stderr)
-        words = [line for line in (errors or out).splitlines() if line.strip()]
-        raise RunError(f"exit code {process.returncode}: {(words or [''])[-1][:200]}")
-    return out
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        return f"not done within {limit_s:.0f} s"
+    return ""
 
 
-def measure_exactness(options: argparse.Namespace) -> tuple[str, bool]:
-    """The tests that need a device."""
+def missing_compiler() -> str:
+    """What torch lacks to compile for a device, as Triton does (triton/runtime/build.py); empty: nothing."""
+    if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
+        return "no C compiler"
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    return "" if header.exists() else f"no {header}"
+
+
+def measure_exactness(options: argparse.Namespace) -> tuple[str, bool | None]:
+    """The tests that need a device. Without shared memory for their slots nothing is judged: of a file on a disk, Linux
+    may let a device pin no pages."""
     folder = ROOT / "tests" / "checkpoint"  # Its own fixtures are enough; those of all tests need more packages.
     command = ["-m", "pytest", "-p", "no:cacheprovider", f"--confcutdir={folder}", f"{folder / 'test_cuda.py'}"]
     command += ["-o", f"faulthandler_timeout={SCRIPT_S / 2}"]  # A test that hangs says where.
-    free = os.statvfs(options.folder)
-    if free.f_bavail * free.f_frsize > TESTED_BYTES:  # Of a file on a disk, Linux may let a device pin no pages.
-        command.append(f"--basetemp={options.folder / 'tests'}")
-    lines = run(command, env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}).strip().splitlines()
-    return lines[-1], "passed" in lines[-1] and "skipped" not in lines[-1]
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    if free_bytes(options.folder) <= TESTED_BYTES:
+        try:
+            words = run(command, env=environment).strip().splitlines()[-1]
+        except RunError as error:
+            words = f"{error}"
+        return f"{words}; not judged: shared memory has no room for the slots", None
+    command.append(f"--basetemp={options.folder / 'tests'}")
+    words = run(command, env=environment).strip().splitlines()[-1]
+    return words, "passed" in words and "skipped" not in words
 
 
 def measure_determinism(_: argparse.Namespace) -> tuple[str, bool]:
@@ -114,23 +153,38 @@ def measure_memory_error(_: argparse.Namespace) -> tuple[str, bool]:
     return "no error", False
 
 
-def measure_check(_: argparse.Namespace) -> tuple[str, bool]:
-    """The node check's work on every device, and what their driver says of memory errors and lowered clocks."""
-    done = exercise_devices(torch.cuda.device_count(), short=False)
+def measure_check(_: argparse.Namespace) -> tuple[str, bool | None]:
+    """The node check's work on every device, and what their driver says of memory errors and lowered clocks. What was
+    not tested or not told is not judged."""
+    count = torch.cuda.device_count()
+    done = exercise_devices(count, short=False)
     copies = min((min(device.to_host, device.to_device) for device in done.devices), default=0.0)
     matmul, collectives = f"matmul {done.matmul_s:.2f} s", f"collectives {done.collectives_s:.2f} s"
-    each = (f"{of.device}: {of.uncorrected} errors, {', '.join(of.lowered) or 'full clocks'}" for of in done.devices)
-    return f"{matmul}, {collectives}, copies >= {copies / 1e3:.1f} GB/s; {done.unread or '; '.join(each)}", True
+    parts = [f"{matmul}, {collectives}, copies >= {copies / 1e3:.1f} GB/s", *map(_driver_words, done.devices)]
+    if open_points := [*filter(None, (done.untested, done.unread))]:
+        return "; ".join([*parts, *(f"not tested: {point}" for point in open_points)]), None
+    return "; ".join(parts), len(done.devices) == count and (count == 1 or done.collectives_s > 0)
 
 
-def measure_nodes_check(_: argparse.Namespace) -> tuple[str, bool]:
-    """`everstep check` of two nodes, which share this machine's devices where there is one for each, and else use the
-    same."""
-    run(["-m", "everstep", "check", "--nodes", "2"])
-    return "both are healthy", True
+def _driver_words(of: DeviceFinding) -> str:
+    errors = "errors not told" if of.uncorrected is None else f"{of.uncorrected} errors"
+    clocks = "clocks not told" if of.lowered is None else ", ".join(of.lowered) or "full clocks"
+    return f"{of.device}: {errors}, {clocks}"
 
 
-def measure_telemetry(_: argparse.Namespace) -> tuple[str, bool]:
+def measure_nodes_check(_: argparse.Namespace) -> tuple[str, bool | None]:
+    """`everstep check` of two nodes, which share this machine's devices where there is one for each, and then reduce by
+    NCCL, and else use the same."""
+    lines = run(["-m", "everstep", "check", "--nodes", "2"], stderr=subprocess.STDOUT).strip().splitlines()
+    summary, last_round = lines[-1], [line for line in lines if line.startswith("Round ")][-1]
+    words = "; ".join([last_round, summary])
+    if untested := [line for line in lines if ": not tested: " in line]:
+        return "; ".join([words, *untested]), None
+    are_healthy = summary.startswith("2 nodes healthy") and "  slow " not in summary
+    return words, are_healthy and ("(NCCL)" in last_round or torch.cuda.device_count() == 1)
+
+
+def measure_telemetry(_: argparse.Namespace) -> tuple[str, bool | None]:
     """A line of a node's telemetry while the device copies."""
     on_device = torch.empty(COPIED_BYTES, dtype=torch.uint8, device="cuda")
     pinned = torch.empty(COPIED_BYTES, dtype=torch.uint8, pin_memory=True)
@@ -140,10 +194,13 @@ def measure_telemetry(_: argparse.Namespace) -> tuple[str, bool]:
             pinned.copy_(on_device, non_blocking=True)
         line = line_of(read_devices(nvml, machine_devices(os.environ) or ("0",)))
     except NoReadingsError as error:
-        return f"{error}", True
+        return f"{error}", None
     torch.cuda.synchronize()
-    used, busy, rate = float(line["used_bytes"]), float(line["busy"]), float(line["from_device"])
-    return f"{used / 1e9:.1f} GB used, {busy:.0%} busy, {rate / 1e9:.1f} GB/s to the host", used >= COPIED_BYTES
+    used, busy, rate = float(line["used_bytes"]), line.get("busy"), line.get("from_device")
+    if busy is None or rate is None:
+        return f"{used / 1e9:.1f} GB used; the driver does not tell the rest", None
+    words = f"{used / 1e9:.1f} GB used, {float(busy):.0%} busy, {float(rate) / 1e9:.1f} GB/s to the host"
+    return words, used >= COPIED_BYTES and float(rate) > 0
 
 
 def measure_sharing(_: argparse.Namespace) -> tuple[str, bool]:
@@ -157,22 +214,27 @@ def measure_sharing(_: argparse.Namespace) -> tuple[str, bool]:
 
 
 def measure_abort(_: argparse.Namespace) -> tuple[str, bool]:
-    """How soon a survivor leaves its collective after its peer's death."""
-    return _time_leaving()
+    """How soon after its peer's death a survivor leaves its collective, and the round ends."""
+    return _time_end()
 
 
 def measure_timeout(_: argparse.Namespace) -> tuple[str, bool]:
-    """How soon a rank leaves a collective that its peer does not join, after the group's timeout."""
-    return _time_leaving(f"{TIMEOUT_S}")
+    """The same after the group's timeout, of a rank whose peer does not join the collective."""
+    return _time_end(f"{TIMEOUT_S}")
 
 
-def _time_leaving(*more: str) -> tuple[str, bool]:
+def _time_end(*more: str) -> tuple[str, bool]:
+    job = "survivor"
     with tempfile.TemporaryDirectory(prefix="everstep-gpu-") as name:
-        out = launch(Path(name, "store"), "gpu_survivor.py", [f"{name}/fault", *more], "--nproc-per-node=2")
+        store, mark = Path(name, "store"), Path(name, "fault")
+        out = launch(store, "gpu_survivor.py", [f"{mark}", *more], "--nproc-per-node=2", f"--rdzv-id={job}")
+        fault = float(mark.read_text())
+        ends = [record.time for record in read_journal(DirectoryStore(store), job) if isinstance(record, RoundBroken)]
     seconds = [float(line.split()[-1]) for line in out.splitlines() if "left " in line]
-    if not seconds:
-        return "no rank survived", False
-    return f"{max(seconds):.2f} s", max(seconds) <= 1.0
+    if not seconds or not ends:
+        return "no rank survived" if ends else "the round did not end", False
+    left, ended = max(seconds), ends[0] - fault
+    return f"left after {left:.2f} s, the round ended after {ended:.2f} s", max(left, ended) <= 1.0
 
 
 def measure_import(_: argparse.Namespace) -> tuple[str, bool]:
@@ -201,11 +263,11 @@ def _train_llama(*more: str) -> tuple[str, bool]:
 def measure_training(_: argparse.Namespace) -> tuple[str, bool]:
     """A training that is killed once beside one that is not, and what its report says of its saves.
 
-    Where torch cannot compile, as without a C compiler, it is also tried without.
+    Where torch cannot compile, it is also tried without.
     """
-    if not any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))):
+    if missing := missing_compiler():
         words, holds = _train("eager")
-        return f"no C compiler, so not compiled: {words}", holds
+        return f"{missing}, so not compiled: {words}", holds
     try:
         return _train("compiled")
     except RunError as error:

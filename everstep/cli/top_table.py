@@ -209,4 +209,5 @@ def _device_text(device: DeviceReading | None) -> str:
     if device is None:
         return "-"
     memory = f"{device.used_bytes / (1 << 30):.0f} of {device.total_bytes / (1 << 30):.0f} GiB"
-    return ", ".join([f"{device.busy * 100:.0f} %", memory, *device.lowered])
+    busy = [] if device.busy is None else [f"{device.busy * 100:.0f} %"]
+    return ", ".join([*busy, memory, *(device.lowered or ())])

@@ -8,16 +8,17 @@ Every error names its device: `cuda:3: ...`. Needs torch with CUDA. Written afte
 # pyright: reportUnknownMemberType=false, reportPrivateImportUsage=false
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from everstep.runtime.diagnosis.evidence import DeviceFinding
 from everstep.runtime.job.error_kinds import OUT_OF_GPU_MEMORY
-from everstep.runtime.platform.devices import machine_devices
+from everstep.runtime.platform.devices import VARIABLE, VARIABLES, machine_devices, may_have_devices
 from everstep.runtime.system.gpu_readings import DeviceReading, NoReadingsError, open_nvml, read_devices
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 T = TypeVar("T")
+Note = Callable[[str], object]
+"""Takes what is done next: should it hang or crash, that is known."""
 
 MATRIX_SIZE = 8192
 """Rows and columns of the matrices, float32: 1.1 TFLOP a product."""
@@ -66,7 +69,7 @@ class DeviceWork:
     collectives_s: float
     """Seconds of all collectives between them; 0 with one device."""
     unread: str
-    """Why the driver was not asked; empty if it was."""
+    """What the driver was not asked, or did not tell, and why; empty if it told of all."""
     untested: str = ""
     """Which devices were not tested, and why; empty if all were."""
 
@@ -81,6 +84,47 @@ def device_count() -> int:
     import torch
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def require_all_seen(seen: int, environment: Mapping[str, str] = os.environ, folder: Path = Path("/dev")) -> None:
+    """Raises DeviceError if CUDA sees fewer devices than are listed, or than this process may open: of a driver that
+    fails torch counts none, and the node would train on CPUs.
+
+    Only where there is a driver, and torch with CUDA. Of parts of devices (MIG) CUDA shows one, and no file tells how
+    many there are.
+    """
+    import torch
+
+    names = machine_devices(environment, folder, lambda: 0)
+    is_listed = any(name in environment for name in VARIABLES)
+    if torch.version.cuda is None or seen >= len(names) or not may_have_devices({}, folder):
+        return
+    if any(name.startswith("MIG-") for name in names) or any(map(_is_part, range(seen))):
+        return
+    expected = len(names) - (0 if is_listed else sum(map(_is_closed, folder.glob("nvidia[0-9]*"))))
+    if seen < expected:
+        where = "listed" if is_listed else f"in {folder}"
+        remedy = f"look at the driver's log (dmesg), or hide them ({VARIABLE}=)"
+        raise DeviceError(f"CUDA sees {seen} of {expected} devices that are {where}: {remedy}")
+
+
+def _is_part(device: int) -> bool:
+    import torch
+
+    with _blaming(f"cuda:{device}"):
+        return " MIG " in torch.cuda.get_device_name(device)
+    return False
+
+
+def _is_closed(path: Path) -> bool:
+    """May this process not open it, as where a container's or Slurm's control group keeps it from devices of others?"""
+    try:
+        os.close(os.open(path, os.O_RDWR))
+    except PermissionError:
+        return True
+    except OSError:  # Of a device that fails.
+        return False
+    return False
 
 
 def own_devices() -> list[str]:
@@ -100,22 +144,24 @@ def agree_on_nccl(store: "Store", rank: int, world: int, own: Sequence[str]) -> 
     return min(map(len, devices)) if are_own else 0
 
 
-def exercise_devices(count: int, short: bool) -> DeviceWork:
+def exercise_devices(count: int, short: bool, note: Note = lambda what: None) -> DeviceWork:
     """Test each device, then all together. `short`: less memory, for a restart. Raises DeviceError."""
+    nvml, unread = None, list[str]()
+    note("NVML")
     try:
-        nvml, unread = open_nvml(), ""
+        nvml = open_nvml()
     except NoReadingsError as error:
-        nvml, unread = None, str(error)
+        unread.append(str(error))
     names = machine_devices(os.environ, count=lambda: count)
     findings, untested, collectives_s = list[DeviceFinding](), list[str](), 0.0
     for device in range(count):
         with _forgiving_full(untested):
-            findings.append(_test_device(device, short, partial(_read, nvml, names, device)))
+            findings.append(_test_device(device, short, partial(_read, nvml, names, device, unread), note))
     require_fit(findings)
     if len(findings) == count > 1:
         with _forgiving_full(untested):
-            collectives_s = _time_collectives(count)
-    return DeviceWork(tuple(findings), collectives_s, unread, "; ".join(untested))
+            collectives_s = _time_collectives(count, note)
+    return DeviceWork(tuple(findings), collectives_s, "; ".join(unread), "; ".join(untested))
 
 
 def require_fit(findings: Sequence[DeviceFinding]) -> None:
@@ -134,24 +180,26 @@ def require_fit(findings: Sequence[DeviceFinding]) -> None:
             )
 
 
-def _test_device(device: int, short: bool, read: Callable[[], DeviceReading | None]) -> DeviceFinding:
-    with _blaming(f"cuda:{device}: memory"):
+def _test_device(device: int, short: bool, read: Callable[[], DeviceReading | None], note: Note) -> DeviceFinding:
+    with _blaming(f"cuda:{device}: memory", note):
         _test_memory(device, short)
-    with _blaming(f"cuda:{device}: copy"):
+    with _blaming(f"cuda:{device}: copy", note):
         to_host, to_device = _test_copies(device)
-    with _blaming(f"cuda:{device}: matmul"):
+    with _blaming(f"cuda:{device}: matmul", note):
         seconds, reading = _time_products(device, read)
     facts = {"lowered": reading.lowered, "uncorrected": reading.uncorrected} if reading else {}
     return DeviceFinding(f"cuda:{device}", seconds, to_host / 1e6, to_device / 1e6, **facts)
 
 
-def _read(nvml: Any, names: Sequence[str], device: int) -> DeviceReading | None:
-    """What the driver says of that device now; None if it does not."""
+def _read(nvml: Any, names: Sequence[str], device: int, unread: list[str]) -> DeviceReading | None:
+    """What the driver says of that device now; None if it does not, and `unread` gets why."""
     if nvml is None or device >= len(names):
         return None
-    with suppress(NoReadingsError):
+    try:
         return read_devices(nvml, names[device : device + 1])[0]
-    return None
+    except NoReadingsError as error:
+        unread.append(f"cuda:{device}: {error}")
+        return None
 
 
 def _test_memory(device: int, short: bool) -> None:
@@ -221,13 +269,13 @@ def _time_products(device: int, read: Callable[[], T]) -> tuple[float, T]:
     return seconds, meanwhile[0]
 
 
-def _time_collectives(count: int) -> float:
+def _time_collectives(count: int, note: Note) -> float:
     """All-reduce and all-gather among the devices of this machine, in one process."""
     import torch
     from torch.cuda import nccl
 
     seconds = 0.0
-    with _blaming("between the devices of this machine: NCCL"):
+    with _blaming("between the devices of this machine: NCCL", note):
         torch.cuda.empty_cache()  # NCCL allocates beside torch.
         values = [
             torch.full((REDUCED_BYTES // 4,), float(device + 1), device=f"cuda:{device}") for device in range(count)
@@ -246,7 +294,15 @@ def _time_collectives(count: int) -> float:
     return seconds
 
 
-def time_group_all_reduce(store: "Store", rank: int, world: int, timeout_s: float, times: int, devices: int) -> float:
+def time_group_all_reduce(
+    store: "Store",
+    rank: int,
+    world: int,
+    timeout_s: float,
+    times: int,
+    devices: int,
+    note: Note = lambda what: None,
+) -> float:
     """Seconds for `times` all-reduces by NCCL of REDUCED_BYTES among the first devices of `world` machines, beside
     those among their second ones, and so on: each may have a network card of its own.
 
@@ -261,7 +317,7 @@ def time_group_all_reduce(store: "Store", rank: int, world: int, timeout_s: floa
     options._timeout = timedelta(seconds=timeout_s)
     groups, values = list[Any](), list["Tensor"]()
     for device in range(devices):
-        with _blaming(f"cuda:{device}"):
+        with _blaming(f"cuda:{device}", note):
             groups.append(ProcessGroupNCCL(PrefixStore(f"{device}", store), rank, world, options))
             values.append(torch.empty(REDUCED_BYTES // 4, device=f"cuda:{device}"))
             groups[-1].allreduce([torch.zeros(1, device=f"cuda:{device}")]).wait()
@@ -270,7 +326,7 @@ def time_group_all_reduce(store: "Store", rank: int, world: int, timeout_s: floa
     def reduce_all() -> None:
         works = [group.allreduce([value]) for group, value in zip(groups, values, strict=True)]
         for device, work in enumerate(works):
-            with _blaming(f"cuda:{device}"):
+            with _blaming(f"cuda:{device}", note):
                 work.wait()
 
     seconds = 0.0
@@ -301,8 +357,9 @@ def _seconds_on(device: int, work: Callable[[], object], beside: Callable[[], ob
 
 
 @contextmanager
-def _blaming(what: str) -> "Iterator[None]":
+def _blaming(what: str, note: Note = lambda what: None) -> "Iterator[None]":
     """Errors in the block are reported as those of `what`: FullDeviceError for missing memory, else DeviceError."""
+    note(what)
     try:
         yield
     except RuntimeError as error:  # Also torch's own: out of memory, a lost device, NCCL's.

@@ -25,8 +25,8 @@ class DeviceFinding:
     to_host: float
     """MB/s (10^6 bytes) of copies from it to pinned memory."""
     to_device: float
-    lowered: tuple[str, ...] = ()
-    """Why its clocks were lower than they should be while it worked; empty also if the driver was not asked."""
+    lowered: tuple[str, ...] | None = None
+    """Why its clocks were lower than they should be while it worked; None: its driver was not asked, or silent."""
     uncorrected: int | None = None
     """Memory errors that ECC could not correct; None: the driver was not asked, or the device has no ECC."""
 
@@ -50,9 +50,11 @@ class Measurement:
     """Pairs of its own devices -> MB/s, if measured."""
     devices: tuple[DeviceFinding, ...] = ()
     unread: str = ""
-    """Why the driver of its devices was not asked for errors and clocks; empty if it was, or there are no devices."""
+    """Why the driver of its devices did not tell errors and clocks; empty if it did, or there are no devices."""
     untested: str = ""
     """Which of its devices had too little free memory to be tested; empty if none."""
+    nccl_devices: int = 0
+    """Devices with which it took part in its group's all-reduce over NCCL; 0: the group used gloo alone."""
 
     @property
     def works_alone(self) -> bool:
@@ -129,13 +131,15 @@ def weigh(nodes: Sequence[str], past: Sequence[Round], trusted_names: Iterable[s
                 broken_nodes.setdefault(node, measurement.error or "its own work did not end in time")
     groups_tried = [(round_, group) for round_ in past for group in round_.groups]
     failed_groups = [
-        group for round_, group in groups_tried if round_.has_failed(group) and not broken_nodes.keys() & set(group)
+        (round_, group)
+        for round_, group in groups_tried
+        if round_.has_failed(group) and not broken_nodes.keys() & set(group)
     ]
     passed_groups = [(round_, group) for round_, group in groups_tried if not round_.has_failed(group)]
     healthy = (set(trusted_names) | {node for _, group in passed_groups for node in group}) - broken_nodes.keys()
     faulty = {**_identify_faulty(failed_groups, healthy), **broken_nodes}
     undecided_nodes = {node for node in nodes if node not in healthy and node not in faulty}
-    undecided = undecided_nodes & {node for group in failed_groups for node in group}
+    undecided = undecided_nodes & {node for _, group in failed_groups for node in group}
     best = _best_times(
         nodes, ((node, round_.measured[node].elapsed_s) for round_, group in passed_groups for node in group)
     )
@@ -159,16 +163,19 @@ def weigh(nodes: Sequence[str], past: Sequence[Round], trusted_names: Iterable[s
     )
 
 
-def _identify_faulty(failed_groups: Sequence[Sequence[str]], healthy: set[str]) -> dict[str, str]:
-    """The nodes that are the only possible cause of a failed group, and why."""
+def _identify_faulty(failed_groups: Sequence[tuple[Round, Sequence[str]]], healthy: set[str]) -> dict[str, str]:
+    """The nodes that are the only possible cause of a failed group, why, and the error that they measured."""
     partners: dict[str, dict[str, None]] = {}
-    for group in failed_groups:
+    errors: dict[str, str] = {}
+    for round_, group in failed_groups:
         suspects = [node for node in group if node not in healthy]
         if len(suspects) == 1:
             others = (node for node in group if node != suspects[0])
             partners.setdefault(suspects[0], {}).update(dict.fromkeys(others))
+            errors[suspects[0]] = errors.get(suspects[0]) or round_.measured[suspects[0]].error
     return {
         node: f"works alone but not with {', '.join(others)}, proven to work with others"
+        + (f" ({errors[node]})" if errors[node] else "")
         for node, others in partners.items()
     }
 

@@ -61,7 +61,7 @@ class MeasurementProcess:
         self._running[node] = key, StageResult(node, order.round, Stage.ALONE, Measurement(node, host))
         if not self.lost.done():
             devices = self._devices_of.get(node)
-            self._send(Begin(key, node, host, address, order.round, order.opens_store, box, devices))
+            self._send(Begin(key, node, host, address, order.round, order.opens_store, order.timeout_s, box, devices))
         else:
             self._report_death(node)
 

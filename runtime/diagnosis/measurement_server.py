@@ -11,6 +11,8 @@ connection.
 """
 
 import ctypes
+import math
+import mmap
 import os
 import selectors
 import signal
@@ -34,6 +36,7 @@ PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 PROCESS_NAME = "measurements"
 """As the kernel knows this process and its forks: their command line may be that of an agent's fork server."""
 _REAP_EVERY_S = 0.05
+_NOTE_BYTES = 256
 _END_S = 1.0
 """How long the server, when it ends, waits for the ends of its forks."""
 
@@ -52,6 +55,8 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     address: str
     round: int
     opens_store: bool
+    limit_s: float
+    """For the work alone."""
     box: SwitchboxSpec | None = None
     devices: str | None = None
     """CUDA_VISIBLE_DEVICES of the fork; None: as the server has it."""
@@ -98,7 +103,18 @@ class _Fork:
     read_fd: int
     write_fd: int
     last_result: StageResult
+    note: mmap.mmap
+    """Shared with it: what it does now."""
+    limit_s: float
+    deadline: float
+    """Of its work alone; infinite once it has reported that."""
     unread: bytes = b""
+
+    @property
+    def during(self) -> str:
+        """What it does now, for the end of a sentence; empty if it did not say."""
+        what = self.note[:].rstrip(b"\0").decode(errors="replace")
+        return f", during {what}" if what else ""
 
 
 def import_torch() -> None:
@@ -133,12 +149,13 @@ class MeasurementServer:
         self._send(Ready())
         try:
             while True:
-                for key, _ in self._selector.select(_REAP_EVERY_S if self._ending else None):
+                for key, _ in self._selector.select(self._pause_s()):
                     if key.fileobj is self._connection:
                         if not self._handle_requests():
                             return
                     elif isinstance(key.data, _Fork) and self._forks.get(key.data.last_result.node) is key.data:
                         self._forward_results(key.data)
+                self._end_late()
                 self._reap()
         finally:
             for node in list(self._forks):
@@ -167,6 +184,7 @@ class MeasurementServer:
 
     def _fork(self, begin: Begin) -> None:
         (child_hears, says), (hears, child_says) = os.pipe(), os.pipe()
+        note = mmap.mmap(-1, _NOTE_BYTES)
         parent = os.getpid()
         pid = os.fork()
         if not pid:
@@ -174,7 +192,7 @@ class MeasurementServer:
                 os.close(says)
                 self._connection.close()
                 _use_threads(self._threads)
-                _run_fork(begin, child_hears, child_says, parent)
+                _run_fork(begin, child_hears, child_says, parent, note)
             except Exception:  # noqa: BLE001 - the outermost edge of the fork
                 traceback.print_exc()
             finally:
@@ -182,7 +200,8 @@ class MeasurementServer:
         os.close(child_hears)
         os.close(child_says)
         empty = StageResult(begin.node, begin.round, Stage.ALONE, Measurement(begin.node, begin.host))
-        fork = _Fork(begin.key, pid, hears, says, empty)
+        deadline = time.monotonic() + begin.limit_s
+        fork = _Fork(begin.key, pid, hears, says, empty, note, begin.limit_s, deadline)
         self._forks[begin.node] = fork
         self._selector.register(hears, selectors.EVENT_READ, fork)
 
@@ -195,11 +214,26 @@ class MeasurementServer:
         data = os.read(fork.read_fd, 1 << 16)
         *lines, fork.unread = (fork.unread + data).split(b"\n")
         for line in lines:
-            fork.last_result = msgspec.json.decode(line, type=StageResult)
+            fork.last_result, fork.deadline = msgspec.json.decode(line, type=StageResult), math.inf
             self._send(ForkReport(fork.key, fork.last_result))
         if not data:
             self._forget(fork)
             self._ending[fork.pid] = fork
+
+    def _pause_s(self) -> float | None:
+        """How long nothing but an event needs an answer."""
+        if self._ending:
+            return _REAP_EVERY_S
+        deadline = min((fork.deadline for fork in self._forks.values()), default=math.inf)
+        return None if math.isinf(deadline) else max(0.0, deadline - time.monotonic())
+
+    def _end_late(self) -> None:
+        """End the forks whose work alone takes too long, and report what they were at."""
+        for node, fork in list(self._forks.items()):
+            if time.monotonic() >= fork.deadline:
+                self._kill(node)
+                why = f"its own work did not end within {fork.limit_s:g} s{fork.during}"
+                self._send(ForkReport(fork.key, _with_end(fork.last_result, why)))
 
     def _kill(self, node: str) -> None:
         fork = self._forks.get(node)
@@ -223,25 +257,27 @@ class MeasurementServer:
             del self._ending[pid]
             code = os.waitstatus_to_exitcode(status)
             if fork is not None and (code or fork.last_result.stage != Stage.TOGETHER):
-                self._send(ForkReport(fork.key, death_result(fork.last_result, code)))
+                self._send(ForkReport(fork.key, death_result(fork.last_result, code, fork.during)))
 
     def _send(self, answer: Answer) -> None:
         with suppress(ConnectionError):  # The other side is gone; the read side ends the loop.
             self._connection.sendall(msgspec.json.encode(answer) + b"\n")
 
 
-def death_result(last: StageResult, status: int) -> StageResult:
-    """What counts as the result of a fork that ended so after its last one.
+def death_result(last: StageResult, status: int, during: str = "") -> StageResult:
+    """What counts as the result of a fork that ended so after its last one, `during` some work.
 
     SIGABRT in the all-reduce is a failed all-reduce: libraries of collectives abort the process when a member fails.
     """
     if status < 0:
-        why = f"its check was ended by {signal.Signals(-status).name}"
+        why = f"its check was ended by {signal.Signals(-status).name}{during}"
     else:
-        why = f"its check ended with exit code {status}"
-    measurement = last.measurement
-    died = not (status == -signal.SIGABRT and last.stage is Stage.TOGETHER)
-    measurement = replace(measurement, died=died, error=measurement.error or why)
+        why = f"its check ended with exit code {status}{during}"
+    return _with_end(last, why, died=not (status == -signal.SIGABRT and last.stage is Stage.TOGETHER))
+
+
+def _with_end(last: StageResult, why: str, *, died: bool = True) -> StageResult:
+    measurement = replace(last.measurement, died=died, error=last.measurement.error or why)
     return msgspec.structs.replace(last, measurement=measurement, store="")
 
 
@@ -252,7 +288,7 @@ def _use_threads(threads: int) -> None:
     torch.set_num_threads(threads)
 
 
-def _run_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
+def _run_fork(begin: Begin, hears: int, says: int, parent: int, shared: mmap.mmap) -> NoReturn:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if os.getppid() != parent:
@@ -264,7 +300,11 @@ def _run_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
     def tell(stage: Stage, measurement: Measurement, store: str = "") -> None:
         os.write(says, msgspec.json.encode(StageResult(begin.node, begin.round, stage, measurement, store)) + b"\n")
 
-    own_measurement = work_alone(Measurement(begin.node, begin.host), begin.round, begin.box)
+    def note(what: str) -> None:
+        shared[:] = what.encode()[:_NOTE_BYTES].ljust(_NOTE_BYTES, b"\0")
+
+    own_measurement = work_alone(Measurement(begin.node, begin.host), begin.round, begin.box, note=note)
+    note("")
     listener, store = None, ""
     if begin.opens_store:
         listener = socket.create_server((begin.address, 0), family=_address_family(begin.address))
@@ -275,7 +315,7 @@ def _run_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
         line = lines.readline()
     if line:
         order = msgspec.json.decode(line, type=Together)
-        tell(Stage.TOGETHER, work_together(own_measurement, order, begin.address, listener))
+        tell(Stage.TOGETHER, work_together(own_measurement, order, begin.address, listener, note))
     os._exit(0)
 
 

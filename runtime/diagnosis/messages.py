@@ -52,6 +52,8 @@ class Work(msgspec.Struct, frozen=True, tag=True):
     round: int
     opens_store: bool
     """This node has rank 0 in its group."""
+    timeout_s: float
+    """For all of it."""
 
 
 class Together(msgspec.Struct, frozen=True, tag=True):

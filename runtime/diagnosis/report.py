@@ -20,10 +20,21 @@ class Place(NamedTuple):
 
 
 def round_line(round_: Round) -> str:
-    """`Round 1: {0: 0.88, 1: 0.87 | 2: failed, 3: failed} s, adjacent pairs`: elapsed seconds by group."""
+    """`Round 1: {0: 0.88, 1: 0.87 | 2: failed, 3: failed} s, adjacent pairs`: elapsed seconds by group. A group
+    with devices also tells by what library it reduced: `{0: 0.88, 1: 0.87 (NCCL)}`."""
     elapsed = round_.elapsed_s()
-    groups = (", ".join(f"{node}: {_format_seconds(elapsed[node])}" for node in group) for group in round_.groups)
+    groups = (
+        ", ".join(f"{node}: {_format_seconds(elapsed[node])}" for node in group) + _library(round_, group)
+        for group in round_.groups
+    )
     return f"Round {round_.number}: {{{' | '.join(groups)}}} s, {round_.reason}"
+
+
+def _library(round_: Round, group: Sequence[str]) -> str:
+    members = [round_.measured[node] for node in group]
+    if len(group) == 1 or round_.has_failed(group) or not any(of.devices or of.untested for of in members):
+        return ""
+    return " (NCCL)" if all(of.nccl_devices for of in members) else " (gloo)"
 
 
 def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
@@ -50,14 +61,14 @@ def link_lines(rounds: Sequence[Round], min_bandwidth: float) -> list[str]:
 
 def device_lines(rounds: Sequence[Round]) -> list[str]:
     """Devices that were not tested, and those whose driver lowers their clocks, even if the node passes; and nodes
-    whose driver was not asked."""
+    whose driver does not tell."""
     lines = []
     for node, measurement in _first_measurements(rounds).items():
         if measurement.untested:
             lines.append(f"{node} on {measurement.host}: not tested: {measurement.untested}")
         if measurement.unread:
             lines.append(
-                f"{node} on {measurement.host}: no memory errors and clocks of its devices were read: "
+                f"{node} on {measurement.host}: memory errors and clocks of its devices were not read: "
                 f"{measurement.unread}"
             )
         lines += [

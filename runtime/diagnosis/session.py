@@ -3,7 +3,7 @@
 A round has two halves for each group. ALONE: every member does its products; the group goes on only if all of them
 succeed. TOGETHER: the all-reduce. Each half may take half of the timeout, and a wait on the group a quarter, so that
 the partners of a hanging node report before it is given up. A node that is still silent then has hung, unless its whole
-group is silent.
+group is silent. Its own work is ended a little earlier, so that it can report what it was at.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,6 +13,9 @@ from everstep.runtime.diagnosis.evidence import Measurement, Round
 from everstep.runtime.diagnosis.messages import Arrive, Order, Over, Stage, StageResult, Stop, Together, Work
 from everstep.runtime.diagnosis.rounds import Plan, next_round
 from everstep.runtime.diagnosis.verdicts import Health, Verdict, judge, nodes_with, usable_count
+
+_OWN_SHARE = 0.45
+"""Of the timeout: for a node's own work."""
 
 
 @dataclass
@@ -140,7 +143,8 @@ class Session:
             self._groups.append(group)
             self._group_of.update(dict.fromkeys(members, group))
             for node in members:
-                self._issue(Work(self._next_number(node), self._round_number, opens_store=node == members[0]), node)
+                number, limit_s = self._next_number(node), _OWN_SHARE * self._timeout_s
+                self._issue(Work(number, self._round_number, node == members[0], limit_s), node)
         for group in self._groups:
             self._give_up_lost_nodes(group)
             self._advance_group(group, now)

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 from everstep.runtime import faults
 from everstep.runtime.diagnosis.devices import (
     DeviceError,
+    Note,
     agree_on_nccl,
     device_count,
     exercise_devices,
     own_devices,
+    require_all_seen,
     time_group_all_reduce,
 )
 from everstep.runtime.diagnosis.evidence import FAILED_S, Measurement
@@ -52,13 +54,18 @@ class WrongResultError(ArithmeticError):
 
 
 def work_alone(
-    measurement: Measurement, round_number: int, box: SwitchboxSpec | None = None, short: bool = False
+    measurement: Measurement,
+    round_number: int,
+    box: SwitchboxSpec | None = None,
+    short: bool = False,
+    note: Note = lambda what: None,
 ) -> Measurement:
     """Do the work that needs no partner: products on all cores, an all-reduce of one, the same on each CUDA device and
-    between them, and the links between devices if `box` is given. `short`: before a restart."""
+    between them, and the links between devices if `box` is given. `short`: before a restart. `note` takes what is done
+    next."""
     from torch.distributed import HashStore
 
-    stage = "cpu: matmul"
+    note(stage := "cpu: matmul")
     try:
         measurement = replace(
             measurement,
@@ -66,17 +73,20 @@ def work_alone(
                 measurement.node, measurement.host, round_number, SHORT_PRODUCTS if short else PRODUCTS
             ),
         )
-        stage = "cpu: all-reduce alone"
+        note(stage := "cpu: all-reduce alone")
         measurement = replace(
             measurement, self_reduce_s=time_all_reduce(HashStore(), 0, 1, "127.0.0.1", ALONE_TIMEOUT_S)
         )
-        if devices := device_count():
-            stage = "devices"
-            done = exercise_devices(devices, short)
+        note(stage := "devices")
+        devices = device_count()
+        require_all_seen(devices)
+        if devices:
+            done = exercise_devices(devices, short, note)
             measurement = replace(measurement, devices=done.devices, unread=done.unread, untested=done.untested)
             if done.devices:
                 measurement = replace(measurement, matmul_s=done.matmul_s, self_reduce_s=done.collectives_s)
         if box is not None and not measurement.untested:
+            note(stage := "links between devices")
             links, why = measure_box(box, CudaLinkProbe())
             measurement = replace(measurement, links=links, died=bool(why), error=why)
     except DeviceError as error:
@@ -87,19 +97,25 @@ def work_alone(
 
 
 def work_together(
-    measurement: Measurement, order: Together, address: str, listener: socket.socket | None
+    measurement: Measurement,
+    order: Together,
+    address: str,
+    listener: socket.socket | None,
+    note: Note = lambda what: None,
 ) -> Measurement:
     """Do the all-reduce with the group; then between the members' devices, if each has its own with free memory.
 
     Args:
         address: this node's IP address.
         listener: on rank 0, the socket at which to serve the group's store.
+        note: as in `work_alone`.
     """
     from torch.distributed import PrefixStore, TCPStore
 
     def pass_fault_point() -> None:
         faults.point("check.all_reduce", node=measurement.node, host=measurement.host, round=order.round)
 
+    note("all-reduce")
     wait = timedelta(seconds=order.timeout_s)
     host, _, port = order.store.rpartition(":")
     try:
@@ -110,8 +126,10 @@ def work_together(
         seconds = time_all_reduce(store, order.rank, order.world, address, order.timeout_s, pass_fault_point)
         if devices:
             by_nccl = PrefixStore("nccl", store)
-            seconds = time_group_all_reduce(by_nccl, order.rank, order.world, order.timeout_s, REDUCTIONS, devices)
-        return replace(measurement, all_reduce_s=seconds)
+            seconds = time_group_all_reduce(
+                by_nccl, order.rank, order.world, order.timeout_s, REDUCTIONS, devices, note
+            )
+        return replace(measurement, all_reduce_s=seconds, nccl_devices=devices)
     except (RuntimeError, WrongResultError) as error:
         return replace(measurement, error=_first_sentence("all-reduce", error))
 

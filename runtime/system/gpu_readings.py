@@ -27,19 +27,18 @@ class NoReadingsError(RuntimeError):
 
 
 class DeviceReading(NamedTuple):
-    """One device, now."""
+    """One device, now. None: it does not tell, as a part of a device (MIG) tells of its memory alone."""
 
     used_bytes: int
     total_bytes: int
-    busy: float
-    """Share of the last second or less in which something ran on it. 0 also if it does not tell, as a part of a device
-    (MIG)."""
-    to_device: float
-    """Bytes per second over its bus, within 20 ms. 0 also if it does not tell."""
-    from_device: float
+    busy: float | None
+    """Share of the last second or less in which something ran on it."""
+    to_device: float | None
+    """Bytes per second over its bus, within 20 ms."""
+    from_device: float | None
     uncorrected: int | None
-    """Memory errors since the driver was loaded that ECC could not correct; None: it has no ECC, or does not tell."""
-    lowered: tuple[str, ...]
+    """Memory errors since the driver was loaded that ECC could not correct; None also if it has no ECC."""
+    lowered: tuple[str, ...] | None
     """Why its clocks are lower than they should be; empty if they are not."""
 
 
@@ -73,17 +72,21 @@ def _read(nvml: Any, device: Any) -> DeviceReading:
     ask = partial(_ask, nvml, device)
     use = ask(nvml.nvmlDeviceGetUtilizationRates)
     questions = (getattr(nvml, name) for name in _REASONS if hasattr(nvml, name))
-    bits = next((bits for question in questions if (bits := ask(question)) is not None), 0)
+    bits = next((bits for question in questions if (bits := ask(question)) is not None), None)
     errors = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
     return DeviceReading(
         used_bytes=memory.used,
         total_bytes=memory.total,
-        busy=use.gpu / 100 if use else 0.0,
-        to_device=(ask(rate, nvml.NVML_PCIE_UTIL_RX_BYTES) or 0) * 1000.0,
-        from_device=(ask(rate, nvml.NVML_PCIE_UTIL_TX_BYTES) or 0) * 1000.0,
+        busy=use.gpu / 100 if use else None,
+        to_device=_bytes(ask(rate, nvml.NVML_PCIE_UTIL_RX_BYTES)),
+        from_device=_bytes(ask(rate, nvml.NVML_PCIE_UTIL_TX_BYTES)),
         uncorrected=ask(nvml.nvmlDeviceGetTotalEccErrors, *errors),
-        lowered=tuple(why for bit, why in _LOWERED.items() if bits & bit),
+        lowered=None if bits is None else tuple(why for bit, why in _LOWERED.items() if bits & bit),
     )
+
+
+def _bytes(kilobytes: int | None) -> float | None:
+    return None if kilobytes is None else kilobytes * 1000.0
 
 
 def _ask(nvml: Any, device: Any, question: Callable[..., Any], *details: int) -> Any:

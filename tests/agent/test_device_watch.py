@@ -2,13 +2,17 @@
 
 import asyncio
 import sys
+import threading
 from typing import Any
 
 import pytest
 
 from everstep.runtime.agent import device_watch
-from everstep.runtime.agent.device_watch import DeviceWatch
+from everstep.runtime.agent.device_watch import DeviceWatch, line_of
+from everstep.runtime.system.gpu_readings import DeviceReading
 from tests.diagnosis.fake_nvml import Device, FakeNvml
+
+DEADLINE_S = 60.0
 
 
 def watch(names: tuple[str, ...], count: int = 1) -> tuple[list[dict[str, Any]], list[str]]:
@@ -59,6 +63,40 @@ def test_a_missing_package_is_said_and_a_node_without_devices_says_nothing(monke
     why = "telemetry has nothing of this node's devices: the package nvidia-ml-py is not installed"
     assert watch(("0",)) == ([], [why])
     assert watch((), count=0) == ([], [])
+
+
+def test_what_no_device_tells_is_left_out_of_the_line() -> None:
+    part = DeviceReading(5, 10, None, None, None, None, None)
+    assert line_of([part, part]) == {"kind": "devices", "devices": 2, "used_bytes": 10, "total_bytes": 20}
+    line = line_of([part, DeviceReading(5, 10, 0.5, 3.0, 4.0, 2, ())])
+    told = {name: line[name] for name in ("busy", "to_device", "from_device", "uncorrected", "lowered")}
+    assert told == {"busy": 0.5, "to_device": 3.0, "from_device": 4.0, "uncorrected": 2, "lowered": ""}
+
+
+@pytest.mark.parametrize("asked", ["open_nvml", "read_devices"])
+def test_a_driver_that_hangs_keeps_neither_the_loop_nor_its_end_waiting(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hangs, over, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def hang(*_: object) -> None:
+        hangs.set()
+        over.wait(DEADLINE_S)
+        ended.set()
+
+    monkeypatch.setattr(device_watch, "open_nvml", lambda: FakeNvml(Device("GPU-a")))
+    monkeypatch.setattr(device_watch, asked, hang)
+    monkeypatch.setattr(device_watch, "EVERY_S", 0.0)
+
+    async def run() -> None:
+        watching = asyncio.create_task(DeviceWatch(("0",), print, print).run())
+        assert await asyncio.to_thread(hangs.wait, DEADLINE_S)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+    asyncio.run(run())
+    assert not ended.is_set(), "the loop has ended before the driver answers"
+    over.set()
 
 
 def test_the_device_of_a_local_rank_says_why_it_is_slowed_down(monkeypatch: pytest.MonkeyPatch) -> None:

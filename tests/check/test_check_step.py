@@ -101,7 +101,7 @@ def test_a_node_that_dies_in_its_products_is_avoided_and_its_partner_is_not_kept
     code, output, verdict = check(tmp_path, faults=["check.matmul,node=local-1=kill"])
     assert code == 0, output
     assert json.loads((tmp_path / "out/avoid_hosts").read_text()) == ["local-1"]
-    assert verdict["nodes"][1]["reason"] == "its check was ended by SIGKILL"
+    assert verdict["nodes"][1]["reason"] == "its check was ended by SIGKILL, during cpu: matmul"
     assert verdict["nodes"][0]["verdict"] == "healthy"
     assert "faulty: local-1" in output
 
@@ -165,7 +165,7 @@ def test_too_few_healthy_nodes_end_with_exit_code_3_and_a_verdict(tmp_path: Path
     code, output, verdict = check(tmp_path, "--min-nodes=2", faults=["check.matmul,node=local-0=exit:9"])
     assert code == 3
     assert "1 of 2 nodes usable, 2 needed" in output
-    assert verdict["nodes"][0]["reason"] == "its check ended with exit code 9"
+    assert verdict["nodes"][0]["reason"] == "its check ended with exit code 9, during cpu: matmul"
 
 
 def test_without_devices_the_switchbox_check_is_refused_by_name(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a check says of devices, from what they measured and what their driver says. No device is needed."""
 
+import errno
 import io
 import json
 import os
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +20,11 @@ from everstep.runtime.diagnosis import devices, report, workload
 from everstep.runtime.diagnosis.devices import (
     DeviceError,
     DeviceWork,
+    Note,
     _fill,
     agree_on_nccl,
     exercise_devices,
+    require_all_seen,
     require_fit,
 )
 from everstep.runtime.diagnosis.evidence import FAILED_S, DeviceFinding, Measurement, Round
@@ -45,7 +49,7 @@ def device_tests(monkeypatch: pytest.MonkeyPatch, changes: Tests) -> None:
         "_test_memory": lambda device, short: None,
         "_test_copies": lambda device: (50e9, 52e9),
         "_time_products": lambda device, read: (0.1, read()),
-        "_time_collectives": lambda count: 0.2,
+        "_time_collectives": lambda count, note: 0.2,
     }
     monkeypatch.setattr(devices, "open_nvml", no_driver)
     for name, test in {**tests, **changes}.items():
@@ -71,7 +75,7 @@ def test_a_device_without_ecc_has_no_count_and_a_missing_one_is_said() -> None:
 
 def test_a_part_of_a_device_tells_of_its_memory_only() -> None:
     nvml = FakeNvml(Device("MIG-a", 5 << 30, 10 << 30, 93, 2_000, 1_000, None, 0x40, is_part=True))
-    assert read_devices(nvml, ["MIG-a"]) == [DeviceReading(5 << 30, 10 << 30, 0.0, 0.0, 0.0, None, ())]
+    assert read_devices(nvml, ["MIG-a"]) == [DeviceReading(5 << 30, 10 << 30, None, None, None, None, None)]
 
 
 def test_what_a_driver_does_not_tell_hides_nothing_else() -> None:
@@ -82,7 +86,7 @@ def test_what_a_driver_does_not_tell_hides_nothing_else() -> None:
 
     nvml.nvmlDeviceGetPcieThroughput = refuse  # type: ignore[method-assign]
     (reading,) = read_devices(nvml, ["0"])
-    assert (reading.used_bytes, reading.busy, reading.uncorrected, reading.from_device) == (5 << 30, 0.5, 2, 0.0)
+    assert (reading.used_bytes, reading.busy, reading.uncorrected, reading.from_device) == (5 << 30, 0.5, 2, None)
 
 
 def test_an_old_driver_tells_of_lowered_clocks_by_their_old_name() -> None:
@@ -92,7 +96,7 @@ def test_an_old_driver_tells_of_lowered_clocks_by_their_old_name() -> None:
         raise nvml.NVMLError("Function Not Found")
 
     nvml.nvmlDeviceGetCurrentClocksEventReasons = refuse  # type: ignore[method-assign]
-    assert read_devices(nvml, ["0"])[0].lowered == (), "and a package without the old name is no error"
+    assert read_devices(nvml, ["0"])[0].lowered is None, "and a package without the old name is no error"
     nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda device: device.reasons  # type: ignore[attr-defined]
     assert read_devices(nvml, ["0"])[0].lowered == ("too hot (hardware)",)
 
@@ -189,7 +193,7 @@ def test_a_full_device_is_not_tested_and_the_others_are(
 
 
 def test_collectives_for_which_there_is_no_memory_are_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
-    def collect(count: int) -> float:
+    def collect(count: int, note: Note) -> float:
         with devices._blaming("between the devices of this machine: NCCL"):
             raise torch.OutOfMemoryError("CUDA out of memory.")
 
@@ -213,13 +217,89 @@ def test_a_node_whose_devices_are_full_passes_with_the_times_of_its_cpus_and_it_
 ) -> None:
     monkeypatch.setattr(workload, "device_count", lambda: 1)
     full = DeviceWork((), 0.0, "", "cuda:0: memory: CUDA out of memory.")
-    monkeypatch.setattr(workload, "exercise_devices", lambda count, short: full)
+    monkeypatch.setattr(workload, "exercise_devices", lambda count, short, note: full)
     measured = workload.work_alone(Measurement("a", "gpu-7"), 1)
     assert measured.works_alone
     assert measured.matmul_s > 0
     assert not measured.error
     rounds = [Round(1, (("a",),), "alone", {"a": measured})]
     assert report.device_lines(rounds) == ["a on gpu-7: not tested: cuda:0: memory: CUDA out of memory."]
+
+
+def test_a_device_whose_driver_does_not_tell_is_named_and_the_others_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    device_tests(monkeypatch, {"open_nvml": lambda: FakeNvml(Device("GPU-a"))})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    done = exercise_devices(2, short=True)
+    assert [(of.uncorrected, of.lowered) for of in done.devices] == [(0, ()), (None, None)]
+    assert done.unread == "cuda:1: NVML: Invalid Argument"
+
+
+def test_what_is_done_next_is_noted_before_it_may_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted, at_copies = list[str](), list[str]()
+    device_tests(monkeypatch, {"_test_copies": lambda device: (at_copies.append(noted[-1]), 50e9, 52e9)[1:]})
+    exercise_devices(2, True, noted.append)
+    assert at_copies == ["cuda:0: copy", "cuda:1: copy"]
+
+
+Seen = Callable[..., None]
+
+
+@pytest.fixture
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Seen:
+    """`require_all_seen` on a machine with these files of its driver, torch with CUDA, and devices of this name."""
+
+    def require(
+        count: int, *files: str, name: str = "NVIDIA H100", cuda: str | None = "13.0", **environment: str
+    ) -> None:
+        for file in files:
+            (tmp_path / file).write_text("")
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+        require_all_seen(count, environment, tmp_path)
+
+    return require
+
+
+EIGHT = [f"nvidia{number}" for number in range(8)]
+
+
+def test_a_node_whose_driver_shows_fewer_devices_than_it_has_is_unfit(seen: Seen) -> None:
+    with pytest.raises(DeviceError, match=r"CUDA sees 0 of 8 devices that are in .*: look at the driver's log"):
+        seen(0, *EIGHT)
+    with pytest.raises(DeviceError, match="CUDA sees 7 of 8 devices that are in "):
+        seen(7, *EIGHT)
+    with pytest.raises(DeviceError, match="CUDA sees 1 of 2 devices that are listed: "):
+        seen(1, *EIGHT, CUDA_VISIBLE_DEVICES="3,GPU-b")
+    with pytest.raises(DeviceError, match="CUDA sees 0 of 1 devices that are listed: "):
+        seen(0, "dxg", CUDA_VISIBLE_DEVICES="0")
+
+
+def test_devices_that_are_hidden_or_parts_or_not_for_this_torch_or_of_no_driver_are_not_missed(seen: Seen) -> None:
+    seen(0, CUDA_VISIBLE_DEVICES="0,1")
+    seen(0, "dxg", "kfd")
+    seen(0, *EIGHT, CUDA_VISIBLE_DEVICES="")
+    seen(0, *EIGHT, CUDA_VISIBLE_DEVICES="-1")
+    seen(8, *EIGHT)
+    seen(1, *EIGHT, CUDA_VISIBLE_DEVICES="MIG-a,MIG-b")
+    seen(1, *EIGHT, name="NVIDIA H100 MIG 1g.10gb")
+    seen(0, *EIGHT, cuda=None)
+
+
+def test_devices_that_a_control_group_keeps_from_this_process_are_not_missed(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, errors = os.open, {"5": errno.EIO, "6": errno.EPERM, "7": errno.EACCES}
+
+    def refuse(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        number = Path(path).name.removeprefix("nvidia")
+        if flags == os.O_RDWR and number in errors:
+            raise OSError(errors[number], "refused")
+        return real(path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    seen(6, *EIGHT)
+    with pytest.raises(DeviceError, match="CUDA sees 5 of 6 devices that are in "):
+        seen(5, *EIGHT)
 
 
 def test_errors_of_nccl_are_raised_and_end_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +365,7 @@ def test_devices_that_are_alike_or_only_hot_pass() -> None:
 
 
 def test_a_verdict_names_host_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(count: int, short: bool) -> DeviceWork:
+    def broken(count: int, short: bool, note: Note) -> DeviceWork:
         raise DeviceError("cuda:3: memory: bytes read back are not those that were written")
 
     monkeypatch.setattr(workload, "device_count", lambda: 4)
@@ -304,7 +384,7 @@ def test_what_devices_measured_is_reported_and_lowered_clocks_are_said_of_a_node
     verdicts = judge(["a", "b"], ["gpu-1", "gpu-2"], rounds)
     assert report.device_lines(rounds) == [
         "a on gpu-1, cuda:1: too hot (driver)",
-        "b on gpu-2: no memory errors and clocks of its devices were read: the package nvidia-ml-py is not installed",
+        "b on gpu-2: memory errors and clocks of its devices were not read: the package nvidia-ml-py is not installed",
     ]
     out = io.StringIO()
     report.print_verdicts(out, verdicts, rounds)

@@ -2,9 +2,10 @@
 
 import io
 import json
+from dataclasses import replace
 
 from everstep.runtime.diagnosis import report
-from everstep.runtime.diagnosis.evidence import Measurement, Round
+from everstep.runtime.diagnosis.evidence import DeviceFinding, Measurement, Round
 from everstep.runtime.diagnosis.verdicts import Verdict, judge
 from tests.diagnosis.simulated import check, names
 
@@ -25,6 +26,18 @@ def test_a_round_is_one_line_of_seconds_with_its_groups_and_its_reason() -> None
         "Round 1: {0: 0.60, 1: 2.60 | 2: failed, 3: failed, 4: failed} s, adjacent pairs",
         "Round 2: {0: failed, 4: failed | 1: 2.60, 3: 0.60, 2: 0.60} s, the fastest with the slowest",
     ]
+
+
+def test_the_line_of_a_round_tells_by_what_library_groups_with_devices_reduced() -> None:
+    card = DeviceFinding("cuda:0", 0.5, 50_000.0, 52_000.0)
+    measured = {node: Measurement(node, node, 0.5, 0.01, 0.1, devices=(card,), nccl_devices=1) for node in names(6)}
+    measured["2"] = replace(measured["2"], nccl_devices=0)
+    measured["3"] = Measurement("3", "3", 0.5, 0.01, 0.1)
+    measured["5"] = replace(measured["5"], all_reduce_s=3600.0)
+    groups = (("0", "1"), ("2", "3"), ("4", "5"))
+    assert report.round_line(Round(1, groups, "adjacent pairs", measured)) == (
+        "Round 1: {0: 0.60, 1: 0.60 (NCCL) | 2: 0.60, 3: 0.60 (gloo) | 4: failed, 5: failed} s, adjacent pairs"
+    )
 
 
 def test_slow_links_within_a_machine_are_named_though_its_node_passes() -> None:

@@ -39,8 +39,8 @@ def health(over: Session) -> list[Health]:
 
 def test_a_group_goes_on_together_when_all_its_members_worked_alone() -> None:
     two = session(2)
-    assert two.order("0", 0) == Work(1, 1, opens_store=True)
-    assert two.order("1", 0) == Work(1, 1, opens_store=False)
+    assert two.order("0", 0) == Work(1, 1, opens_store=True, timeout_s=135.0)
+    assert two.order("1", 0) == Work(1, 1, opens_store=False, timeout_s=135.0)
     two.record_result(alone("1"), 1.0)
     assert two.order("1", 1) is None
     two.record_result(alone("0"), 2.0)

@@ -1,6 +1,7 @@
 """A measurement that the kernel cannot end, as it waits for a device's driver, keeps nobody else waiting."""
 
 import asyncio
+import mmap
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from everstep.runtime.diagnosis.measurement_server import Answer, Begin, End, Fo
 from everstep.runtime.diagnosis.messages import Stage, StageResult
 
 DEADLINE_S = 60.0
+NOTE = b"cuda:3: memory"
 
 
 @contextmanager
@@ -28,8 +30,9 @@ def unkillable(monkeypatch: pytest.MonkeyPatch, node: str) -> Iterator[None]:
     forks, tells = os.pipe()
     kill = os.kill
 
-    def run_fork(begin: Begin, hears: int, says: int, parent: int) -> NoReturn:
+    def run_fork(begin: Begin, hears: int, says: int, parent: int, note: mmap.mmap) -> NoReturn:
         if begin.node == node:
+            note[: len(NOTE)] = NOTE
             os.write(tells, b"%d" % os.getpid())
             os.read(holds, 1)
         result = StageResult(begin.node, begin.round, Stage.ALONE, Measurement(begin.node, begin.host, 0.5, 0.01))
@@ -65,8 +68,8 @@ def test_the_server_goes_on_with_other_nodes_and_ends_with_its_connection(monkey
     with unkillable(monkeypatch, "stuck"), ours, ours.makefile("rb") as lines:
         serving = threading.Thread(target=MeasurementServer(theirs, 1).serve, daemon=True)
         serving.start()
-        for request in (Begin(1, "stuck", "a", "127.0.0.1", 1, False), End("stuck"),
-                        Begin(2, "other", "a", "127.0.0.1", 1, False)):  # fmt: skip
+        for request in (Begin(1, "stuck", "a", "127.0.0.1", 1, False, 60.0), End("stuck"),
+                        Begin(2, "other", "a", "127.0.0.1", 1, False, 60.0)):  # fmt: skip
             ours.sendall(msgspec.json.encode(request) + b"\n")
         answers = (msgspec.json.decode(line, type=Answer) for line in lines)
         assert next(answer.key for answer in answers if isinstance(answer, ForkReport)) == 2
@@ -75,6 +78,22 @@ def test_the_server_goes_on_with_other_nodes_and_ends_with_its_connection(monkey
         assert not serving.is_alive()
         theirs.close()
         assert not list(answers), "no fork holds the connection"
+
+
+def test_a_measurement_that_hangs_in_a_driver_is_reported_with_what_it_was_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(DEADLINE_S)
+    with unkillable(monkeypatch, "stuck"), ours, ours.makefile("rb") as lines:
+        serving = threading.Thread(target=MeasurementServer(theirs, 1).serve, daemon=True)
+        serving.start()
+        ours.sendall(msgspec.json.encode(Begin(1, "stuck", "a", "127.0.0.1", 1, False, 0.2)) + b"\n")
+        answers = (msgspec.json.decode(line, type=Answer) for line in lines)
+        measured = next(answer.result.measurement for answer in answers if isinstance(answer, ForkReport))
+        assert measured.error == "its own work did not end within 0.2 s, during cuda:3: memory"
+        assert measured.died
+        ours.shutdown(socket.SHUT_WR)
+        serving.join(DEADLINE_S)
+        theirs.close()
 
 
 def test_a_connection_that_a_fork_holds_does_not_keep_the_process_from_being_closed(

@@ -1,5 +1,7 @@
 """What is said of each node, and whom training avoids."""
 
+from dataclasses import replace
+
 import pytest
 
 from everstep.runtime.diagnosis.evidence import Measurement, Round
@@ -38,6 +40,17 @@ def test_a_named_node_is_told_with_whom_it_failed() -> None:
     judgements = verdicts(check(names(4), ["1"]), 4)
     assert nodes_with(judgements, Health.FAULTY) == ["1"]
     assert judgements[1].reason == "works alone but not with 0, 2, proven to work with others"
+
+
+def test_a_named_node_is_told_with_the_error_that_it_measured() -> None:
+    def with_error(round_: Round) -> Round:
+        told = replace(round_.measured["1"], error="all-reduce: cuda:3: NCCL error")
+        return replace(round_, measured={**round_.measured, "1": told})
+
+    past = [with_error(round_) for round_ in check(names(4), ["1"])]
+    assert verdicts(past, 4)[1].reason == (
+        "works alone but not with 0, 2, proven to work with others (all-reduce: cuda:3: NCCL error)"
+    )
 
 
 def test_two_proven_nodes_that_fail_only_with_each_other_have_a_bad_link() -> None:

@@ -34,6 +34,18 @@ def test_a_nodes_devices_are_told_with_the_most_memory_and_the_mean_use() -> Non
     assert devices["b"].devices == 1
 
 
+def test_what_no_device_tells_is_not_told_as_if_all_were_well() -> None:
+    part = DeviceReading(10, 80, None, None, None, None, None)
+    lines = [told("part", part), told("late", part), told("late", reading(20, 0.5)), told("late", part)]
+    history_of_both = history([], lines)
+    assert history_of_both.devices["part"] == DeviceUse(1, 10.0, 80.0)
+    assert history_of_both.devices["late"] == DeviceUse(1, 20.0, 80.0, 0.5, 10.0, 20.0, 0, "", 1)
+    page = render(Run("made", jobs={"train": history_of_both}), 10.0)
+    (row,) = (line for line in page.splitlines() if "<td>part</td>" in line)
+    assert row.count("not told") == 5
+    assert "<td>no</td>" in page, "of the other"
+
+
 @pytest.mark.parametrize("change", [{"busy": "much"}, {"devices": None}, {"to_device": True}, {"kind": "iteration"}])
 def test_a_damaged_line_and_one_of_another_kind_are_skipped(change: dict[str, object]) -> None:
     assert history([], [{**told("a", reading(1, 0.5)), **change}]).devices == {}

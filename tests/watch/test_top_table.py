@@ -46,6 +46,12 @@ def test_tokens_stalls_and_devices_are_shown_per_second_and_rank() -> None:
     assert second[-2:] == ["-", "-"]
 
 
+def test_a_part_of_a_device_shows_its_memory_alone() -> None:
+    boards = [Board(7, 0, 1, 0, 1, "demo", iteration=10)]
+    part = DeviceReading(31 << 30, 80 << 30, None, None, None, None, None)
+    assert "  31 of 80 GiB  " in table(window(reading(0.0, boards), reading(10.0, boards, part))) + "  "
+
+
 def test_a_new_round_has_no_stall_yet() -> None:
     before = [Board(7, 0, 1, 0, 1, "demo", iteration=10, staging_s=9.0)]
     after = [Board(8, 0, 1, 0, 2, "demo", iteration=1, staging_s=0.5)]
