@@ -37,8 +37,6 @@ def build() -> nn.Module:
 @everstep.main
 def main(job: everstep.Context) -> None:
     faulthandler.dump_traceback_later(STACKS_S, file=sys.__stderr__ or 2)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
     model = job.keep(build).to(job.device)
     network = job.keep(torch.compile, model) if MODE == "compiled" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -63,4 +61,6 @@ def main(job: everstep.Context) -> None:
     FILE.write_text("\n".join(sums))
 
 
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+torch.use_deterministic_algorithms(True)
 main()

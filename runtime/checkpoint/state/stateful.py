@@ -56,8 +56,10 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer, path: str) -> None:
     groups = [[(p, _stand_in(p)) for p in parameters] for parameters in own_groups]
     stand_ins = [[stand_in for _, stand_in in pairs] for pairs in groups]
     with _swap_parameters(optimizer, stand_ins):
-        step = type(optimizer).step
-        getattr(step, "__wrapped__", step)(optimizer)  # Torch has wrapped it to call the hooks.
+        step: Any = type(optimizer).step
+        if getattr(step, "hooked", False):  # torch has wrapped it to call the hooks.
+            step = step.__wrapped__
+        step(optimizer)
     for parameter, stand_in in (pair for pairs in groups for pair in pairs):
         if (optimizer_entry := optimizer.state.pop(stand_in, None)) is not None:
             optimizer.state[parameter] = {

@@ -51,6 +51,19 @@ _REGISTERED = (
 _MOST_REFUSALS = 9
 """How often registering a slot is tried although it fails: a driver that always refuses would be asked in each save."""
 
+_closing_events = WeakSet[threading.Event]()
+"""Of those whose memory may be being registered."""
+
+
+def _close_all() -> None:
+    for event in list(_closing_events):
+        event.set()
+
+
+# At its end the interpreter waits for all that an executor was given, after it has called these.
+with suppress(RuntimeError):  # It ends already.
+    threading._register_atexit(_close_all)  # pyright: ignore[reportAttributeAccessIssue]
+
 
 def device_of(tree: FlatState) -> torch.device:
     """The device that has the state's tensors; the CPU if none is elsewhere."""
@@ -144,9 +157,7 @@ class OverlappedSaves:
         self._refusals = 0
         """How often it was not."""
         self._closes = threading.Event()
-        # At its end the interpreter waits for all that an executor was given. It may end already.
-        with suppress(RuntimeError):
-            threading._register_atexit(self._closes.set)  # pyright: ignore[reportAttributeAccessIssue]
+        _closing_events.add(self._closes)
         self._save: _Save | None = None
         """Whose copies may still run."""
         self._holding: list[Copying] = []
