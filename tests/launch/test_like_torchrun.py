@@ -31,7 +31,7 @@ OTHERS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }
 """Values that cannot be the same: names made by chance, and who hosts torch's store."""
-MORE = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "TORCH_NCCL_DUMP_ON_TIMEOUT"}
+MORE = {"TORCH_DIST_USE_NCCL2", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC", "TORCH_NCCL_DUMP_ON_TIMEOUT"}
 """Set on purpose: see their place in the agent."""
 STREAMS = """
 import os, sys
