@@ -239,7 +239,7 @@ def measure_overlap(options: argparse.Namespace) -> tuple[str, bool | None]:
     return judge(f"{cost:+.1%} of {plain}, {size / 1e9:.1f} GB saved in each{refused}", size, cost <= 0.02)
 
 
-def measure_peers(options: argparse.Namespace) -> tuple[str, bool | None]:
+def measure_peers(options: argparse.Namespace) -> tuple[str, bool]:
     """How long a save of the same state by each stops a training that has nothing queued.
 
     Left out are the first saves of each, which allocate, pin or register memory, and what comes after the stop: our

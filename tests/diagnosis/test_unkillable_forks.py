@@ -16,7 +16,7 @@ import pytest
 from everstep.runtime.diagnosis import measurement_process, measurement_server
 from everstep.runtime.diagnosis.evidence import Measurement
 from everstep.runtime.diagnosis.measurement_process import MeasurementProcess
-from everstep.runtime.diagnosis.measurement_server import Answer, Begin, End, ForkReport, MeasurementServer
+from everstep.runtime.diagnosis.measurement_server import Answer, Begin, End, ForkReport, MeasurementServer, Request
 from everstep.runtime.diagnosis.messages import Stage, StageResult
 
 DEADLINE_S = 60.0
@@ -62,38 +62,37 @@ def unkillable(monkeypatch: pytest.MonkeyPatch, node: str) -> Iterator[None]:
             os.close(end)
 
 
-def test_the_server_goes_on_with_other_nodes_and_ends_with_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def serving(monkeypatch: pytest.MonkeyPatch, *requests: Request) -> Iterator[Iterator[Answer]]:
+    """The answers of a server whose first fork cannot be killed. Afterwards its connection ends, and with it the
+    server; what it sent last can still be read, but no fork may hold the connection."""
     ours, theirs = socket.socketpair()
     ours.settimeout(DEADLINE_S)
     with unkillable(monkeypatch, "stuck"), ours, ours.makefile("rb") as lines:
-        serving = threading.Thread(target=MeasurementServer(theirs, 1).serve, daemon=True)
-        serving.start()
-        for request in (Begin(1, "stuck", "a", "127.0.0.1", 1, False, 60.0), End("stuck"),
-                        Begin(2, "other", "a", "127.0.0.1", 1, False, 60.0)):  # fmt: skip
+        server = threading.Thread(target=MeasurementServer(theirs, 1).serve, daemon=True)
+        server.start()
+        for request in requests:
             ours.sendall(msgspec.json.encode(request) + b"\n")
         answers = (msgspec.json.decode(line, type=Answer) for line in lines)
-        assert next(answer.key for answer in answers if isinstance(answer, ForkReport)) == 2
+        yield answers
         ours.shutdown(socket.SHUT_WR)
-        serving.join(DEADLINE_S)
-        assert not serving.is_alive()
+        server.join(DEADLINE_S)
+        assert not server.is_alive()
         theirs.close()
         assert not list(answers), "no fork holds the connection"
 
 
+def test_the_server_goes_on_with_other_nodes_and_ends_with_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, other = (Begin(key, name, "a", "127.0.0.1", 1, False, 60.0) for key, name in ((1, "stuck"), (2, "other")))
+    with serving(monkeypatch, stuck, End("stuck"), other) as answers:
+        assert next(answer.key for answer in answers if isinstance(answer, ForkReport)) == 2
+
+
 def test_a_measurement_that_hangs_in_a_driver_is_reported_with_what_it_was_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = socket.socketpair()
-    ours.settimeout(DEADLINE_S)
-    with unkillable(monkeypatch, "stuck"), ours, ours.makefile("rb") as lines:
-        serving = threading.Thread(target=MeasurementServer(theirs, 1).serve, daemon=True)
-        serving.start()
-        ours.sendall(msgspec.json.encode(Begin(1, "stuck", "a", "127.0.0.1", 1, False, 0.2)) + b"\n")
-        answers = (msgspec.json.decode(line, type=Answer) for line in lines)
+    with serving(monkeypatch, Begin(1, "stuck", "a", "127.0.0.1", 1, False, 0.2)) as answers:
         measured = next(answer.result.measurement for answer in answers if isinstance(answer, ForkReport))
         assert measured.error == "its own work did not end within 0.2 s, during cuda:3: memory"
         assert measured.died
-        ours.shutdown(socket.SHUT_WR)
-        serving.join(DEADLINE_S)
-        theirs.close()
 
 
 def test_a_connection_that_a_fork_holds_does_not_keep_the_process_from_being_closed(

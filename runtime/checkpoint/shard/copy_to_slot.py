@@ -97,9 +97,8 @@ class Stager:
         def group(names: list[str]) -> None:
             copy_tensors([views[name] for name in names], [tree.tensors[name] for name in names])
 
-        for (
-            device
-        ) in self._devices:  # It trains on a stream of the caller's, for which those of the threads do not wait.
+        # It trains on a stream of the caller's, for which those of the threads do not wait.
+        for device in self._devices:
             torch.accelerator.synchronize(device)
         faults.point("checkpoint.before_copy", iteration=iteration)
         self.layout.write_state(buffer, json)
