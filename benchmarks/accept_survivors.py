@@ -1,6 +1,6 @@
 """`make accept-survivors`: what is promised of workers that keep their processes: wanted, measured, holds or not.
 
-    python -m benchmarks.accept_survivors --kills 200 --ranks 2 4 --ways compiled anew --compare
+    python -m benchmarks.accept_survivors --kills 200 --ranks 2 --ranks 4 --ways compiled --ways anew --compare
 
 Exit code 1 if a line does not hold. Times are measured here, by `benchmarks/survivors.py`; the rest is proven by tests.
 """

@@ -1,6 +1,6 @@
 """kill -9 of one rank until all have finished the next iteration, where the others keep their processes; and growth.
 
-    python -m benchmarks.survivors --kills 20 --ranks 2 4 --ways compiled
+    python -m benchmarks.survivors --kills 20 --ranks 2 --ranks 4 --ways compiled
     python -m benchmarks.survivors --kills 200 --ranks 2 --ways compiled --compare
 
 The default model (about 5 million parameters) and its default batch, one worker a node. The ways: `compiled` by
@@ -58,10 +58,12 @@ class Way(NamedTuple):
     compiled: bool = False
 
 
+RANKS = (2, 4)
+COMPILED = "compiled"
 WAYS = {
     way.name: way
     for way in (
-        Way("compiled", spares=True, compiled=True),
+        Way(COMPILED, spares=True, compiled=True),
         Way("spares", spares=True),
         Way("survivors"),
         Way("anew", survives=False),
@@ -267,11 +269,11 @@ def _sizes(run: TrainStep) -> list[int]:
 
 
 def measure(
-    folder: Path, dataset: str, count: int, ranks: Sequence[int], ways: Sequence[str], compare: bool
+    folder: Path, dataset: str, count: int, ranks: Sequence[int] | None, ways: Sequence[str] | None, compare: bool
 ) -> Iterator[Series]:
-    """Each way to live, for each number of ranks."""
-    for many in ranks:
-        for name in ways:
+    """Each way to live, for each number of ranks; None: the default."""
+    for many in ranks or RANKS:
+        for name in ways or [COMPILED]:
             yield kills(folder, dataset, count, many, WAYS[name], compare=compare)
 
 
@@ -293,8 +295,8 @@ def describe_parts(series: Series) -> str:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of what is measured."""
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--ways", nargs="+", default=["compiled"], choices=WAYS)
+    parser.add_argument("--ranks", type=int, action="append", help=f"may be given twice; default: {RANKS}")
+    parser.add_argument("--ways", action="append", choices=WAYS, help=f"may be given twice; default: {COMPILED}")
     parser.add_argument("--compare", action="store_true", help="also train undisturbed, and compare the weights")
     parser.add_argument("--dataset", default="", help="a token dataset; default: made here from this Python's own text")
 
