@@ -73,6 +73,10 @@ class GroupSockets:
             finally:
                 self.releasing.release()
 
+    def abort_no_more(self) -> None:
+        """Called as the process ends: its exit releases the groups. Waits for an abort that is under way."""
+        self.releasing.acquire()
+
     def cut_is_seen(self) -> bool:
         """Whether gloo has seen the end of all that was cut. A thread of its own tells who waits for a connection, then
         takes it out of the epoll set and closes it (`Pair::signalException`), and may come late. Called where `cut` is.

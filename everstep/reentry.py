@@ -213,6 +213,7 @@ class _Rounds:
 
     def end(self) -> None:
         """The function is done, and not entered again: the process ends with its round, as others do."""
+        self.sockets.abort_no_more()
         self._left.set()
         self._link.close()
 

@@ -95,6 +95,9 @@ def test_no_group_is_aborted_while_groups_are_released_nor_released_while_one_is
     assert could_release == []
     sockets.cut()
     assert could_release == [False]
+    sockets.abort_no_more()
+    sockets.cut()
+    assert could_release == [False]
 
 
 @pytest.mark.parametrize(
