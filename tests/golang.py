@@ -1,4 +1,9 @@
-"""Programs that tests need and Go makes: each folder of tests/tools is a module whose go.sum pins all of them."""
+"""Programs that tests need and Go makes: each folder of tests/tools is a module whose go.sum pins all of them.
+
+    python -m tests.golang
+
+makes those of PROGRAMS; nothing but Go and Python need be installed.
+"""
 
 import fcntl
 import hashlib
@@ -13,12 +18,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 TOOLS = Path(__file__).with_name("tools")
+PROGRAMS = {"minio": "github.com/minio/minio", "helm": "."}
+"""Tools that are one program, which has their name: its package."""
 BUILD_S = 3600
 """On two idle cores the first build of MinIO takes 4 minutes, of Kubernetes and Argo 20; later ones are found."""
 
 
 class NoGoError(RuntimeError):
     """The programs cannot be built on this machine; says why."""
+
+
+def build_program(tool: str) -> Path:
+    """One of PROGRAMS, built the first time. Raises NoGoError."""
+    return build_programs(tool, [PROGRAMS[tool]]) / tool
 
 
 def build_programs(
@@ -114,3 +126,8 @@ def _go(tool: str, verb: str, *words: str) -> str:
     if completed.returncode:
         raise NoGoError(f"{tool} cannot be built: {completed.stderr.strip()[-500:]}")
     return completed.stdout
+
+
+if __name__ == "__main__":
+    for name in PROGRAMS:
+        print(build_program(name))

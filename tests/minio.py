@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from minio import Minio
 
 from everstep.runtime.agent.ports import free_port
-from tests.golang import build_programs
+from tests.golang import build_program
 from tests.harness import wait_until
 
 BUCKET = "everstep-tests"
@@ -47,7 +47,7 @@ class MinIO:
 
 def binary() -> Path:
     """The built server. Raises NoGoError."""
-    return build_programs("minio", ["github.com/minio/minio"]) / "minio"
+    return build_program("minio")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from everstep.runtime.platform.kubernetes.switches import KEY, NAME
-from tests.golang import NoGoError, build_programs
+from tests.golang import NoGoError, build_program
 from tests.harness import ROOT
 
 CHART = ROOT / "templates/chart"
@@ -20,7 +20,7 @@ Objects = dict[tuple[str, str], dict[str, Any]]
 def helm(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """What Helm's linter and template engine say."""
     try:
-        program = build_programs("helm", ["."]) / "helm"
+        program = build_program("helm")
     except NoGoError as why:
         pytest.skip(str(why))
     return subprocess.run([program, *words], capture_output=True, text=True, check=False)
