@@ -8,11 +8,12 @@ import ast
 import ctypes
 import importlib.util
 import os
+import pkgutil
 import socket
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from everstep.runtime.agent.script import Kind, has_main, import_root, split_command
@@ -21,8 +22,10 @@ _CUDA_NOT_INITIALIZED = 3
 _BY_OPTIMIZERS = "torch._dynamo"
 """Imported by a process's first torch optimizer, which takes more than a second in each worker and round."""
 _BY_COMPILER = "torch._inductor.compile_fx"
-"""Imported by what a process compiles first, which takes as long, and makes most of the objects that a survivor's first
-collection has to visit. No pool of processes is started by that (torch, `maybe_warm_pool`)."""
+_PATTERNS_OF_COMPILER = "torch._inductor.fx_passes.serialized_patterns"
+"""Imported by what a process compiles first, the latter with all its modules. It takes as long, and makes most of the
+objects that a survivor's first collection has to visit. No pool of processes is started by that (torch,
+`maybe_warm_pool`)."""
 
 
 TURN_S, _LOOK_S = 10.0, 0.05
@@ -113,11 +116,19 @@ def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
         return [*failures, f"{path}: {error}"]
     failures += (line for item in top_level_imports(module) if (line := _run_import(ast.unparse(item), path)))
     if "torch" in sys.modules:
-        later = {_BY_OPTIMIZERS: names_optimizer(module), _BY_COMPILER: compiles(module, split.arguments)}
-        failures += (
-            line for name, is_needed in later.items() if is_needed and (line := _run_import(f"import {name}", path))
-        )
+        later = [_BY_OPTIMIZERS] if names_optimizer(module) else []
+        if compiles(module, split.arguments):
+            later += [_BY_COMPILER, *_modules_of(_PATTERNS_OF_COMPILER)]
+        failures += (line for name in later if (line := _run_import(f"import {name}", path)))
     return failures
+
+
+def _modules_of(package: str) -> Iterator[str]:
+    """None if this torch has no such package."""
+    with suppress(ImportError):
+        spec = importlib.util.find_spec(package)
+        for module in pkgutil.iter_modules(spec.submodule_search_locations if spec else []):
+            yield f"{package}.{module.name}"
 
 
 def _run_import(statement: str, place: str) -> str | None:
