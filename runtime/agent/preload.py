@@ -116,15 +116,23 @@ def preload(command: Sequence[str], modules: Sequence[str]) -> list[str]:
         return [*failures, f"{path}: {error}"]
     failures += (line for item in top_level_imports(module) if (line := _run_import(ast.unparse(item), path)))
     if "torch" in sys.modules:
-        later = [_BY_OPTIMIZERS] if names_optimizer(module) else []
-        if compiles(module, split.arguments):
-            later += [_BY_COMPILER, *_modules_of(_PATTERNS_OF_COMPILER)]
+        later = imported_by_torch(module, split.arguments)
         failures += (line for name in later if (line := _run_import(f"import {name}", path)))
     return failures
 
 
+def imported_by_torch(module: ast.Module, arguments: Sequence[str]) -> Iterator[str]:
+    """What torch would import only when the module's code runs. Import each before asking for the next."""
+    if names_optimizer(module):
+        yield _BY_OPTIMIZERS
+    if compiles(module, arguments):
+        yield _BY_COMPILER
+        if _BY_COMPILER in sys.modules:  # If not, finding the patterns would import what has just failed.
+            yield from _modules_of(_PATTERNS_OF_COMPILER)
+
+
 def _modules_of(package: str) -> Iterator[str]:
-    """None if this torch has no such package."""
+    """The modules of the package; none if this torch lacks it."""
     with suppress(ImportError):
         spec = importlib.util.find_spec(package)
         for module in pkgutil.iter_modules(spec.submodule_search_locations if spec else []):

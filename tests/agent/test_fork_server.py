@@ -380,6 +380,21 @@ def test_a_fork_finds_what_its_compiler_will_import(
     assert not [line for line in ran.said if "exec" in line], "torch must leave one thread"
 
 
+def test_a_compiler_that_cannot_be_imported_is_told_once(tmp_path: Path) -> None:
+    for package in ("torch", "torch/_inductor"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    write(tmp_path, "torch/_inductor/__init__.py", "raise RuntimeError('it does not fit this torch')\n")
+    script = write(tmp_path, "train.py", "import torch\n\ndef later():\n    torch.compile(later)\n")
+    code = (
+        "import sys\nfrom everstep.runtime.agent.preload import preload\n"
+        f"sys.path.insert(0, '')\nprint(preload([{script!r}], []))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    told = "import torch._inductor.compile_fx: RuntimeError: it does not fit this torch"
+    assert ran.stdout == f"{[told]}\n"
+
+
 def test_threads_that_nobody_set_are_as_many_as_in_a_fresh_process(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = write(
